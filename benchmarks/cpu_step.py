@@ -5,8 +5,9 @@
     .venv/bin/python benchmarks/cpu_step.py --quick         # a tiny shape and few steps, to try the script
 
 Work of a step: 16 prompts × 8 samples × at most 32 tokens of a Qwen3 shape (hidden 256, 4 layers, 8 heads, 2 KV heads,
-vocabulary 512, float32), AdamW. `one`: one update on all 128 samples; `four`: four updates on 32 each; `kl`: one, with a KL
-term against a reference policy. Each contestant runs in a process of its own, in turns, so that a disturbance hits all.
+vocabulary 512, float32), AdamW. Rewards are random but fixed. `one`: one update on all 128 samples; `four`: four updates on 32
+each; `kl`: one, with a KL term against a reference policy. Each contestant runs in a process of its own, in turns, so that a
+disturbance hits all.
 """
 
 import argparse
@@ -23,19 +24,19 @@ from statistics import median
 from typing import Any
 
 from contestants import QUIET_TRL, train_rlcore
-from model_shapes import write_model
-from share_task import PROMPT_LENGTH, prompts, reward
+from model_shapes import reward, texts, write_model
 
 CONTESTANTS = ("rlcore", "trl", "bare")
 CASES = {"one": (1, 0.0), "four": (4, 0.0), "kl": (1, 0.04)}
 """Updates per step, and the KL coefficient."""
 NUM_PROMPTS, GROUP, NUM_TOKENS = 16, 8, 32
+NUM_ROWS, PROMPT_LENGTH = 256, 12
 WARM_UP = 2
 TRL_REQUIREMENTS = ("trl==1.16.0", "transformers==5.19.0")
 
 
 def run_rlcore(model: str, case: str, num_steps: int) -> dict[str, Any]:
-    from share_environment import PROVIDER
+    from letters_environment import PROVIDER
 
     updates, kl = CASES[case]
     stamps: list[float] = []
@@ -53,7 +54,9 @@ def run_rlcore(model: str, case: str, num_steps: int) -> dict[str, Any]:
         "model.path": model,
         "algorithm.name": "grpo",
         "algorithm.grpo.kl_coefficient": kl,
-        "environment.name": "share",
+        "environment.name": "letters",
+        "environment.letters.num_prompts": NUM_ROWS,
+        "environment.letters.prompt_length": PROMPT_LENGTH,
         "rollout.samples_per_prompt": GROUP,
         "rollout.max_prompt_tokens": PROMPT_LENGTH,
         "rollout.max_response_tokens": NUM_TOKENS,
@@ -101,7 +104,7 @@ def run_trl(model: str, case: str, num_steps: int) -> dict[str, Any]:
             model=model,
             reward_funcs=lambda completions, **_: [reward(text) for text in completions],
             args=config,
-            train_dataset=Dataset.from_dict({"prompt": prompts()}),
+            train_dataset=Dataset.from_dict({"prompt": texts(NUM_ROWS, PROMPT_LENGTH)}),
             processing_class=tokenizer,
             callbacks=[Stamps()],
         )
@@ -119,14 +122,14 @@ def run_bare(model: str, case: str, num_steps: int) -> dict[str, Any]:
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, use_safetensors=True) if kl else None
     tokenizer = AutoTokenizer.from_pretrained(model)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-5, weight_decay=0.0)
-    texts, stamps, eos = prompts(), [], tokenizer.eos_token_id
+    prompts, stamps, eos = texts(NUM_ROWS, PROMPT_LENGTH), [], tokenizer.eos_token_id
 
     def logprobs(network: Any, ids: Any) -> Any:
         logits = network(ids, logits_to_keep=NUM_TOKENS + 1).logits[:, :-1]
         return logits.log_softmax(-1).gather(-1, ids[:, -NUM_TOKENS:, None])[..., 0]
 
     for step in range(num_steps):
-        batch = [texts[(step * NUM_PROMPTS + index) % len(texts)] for index in range(NUM_PROMPTS) for _ in range(GROUP)]
+        batch = [prompts[(step * NUM_PROMPTS + index) % NUM_ROWS] for index in range(NUM_PROMPTS) for _ in range(GROUP)]
         prompt_ids = torch.tensor(tokenizer(batch)["input_ids"])
         with torch.no_grad():
             ids = policy.generate(

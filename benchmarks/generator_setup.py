@@ -212,8 +212,9 @@ def run_row(script: str, row: str, seconds: float, *arguments: str) -> dict[str,
     status, output = run_process([sys.executable, script, *options, "--row", row], log, environment, seconds)
     found = [line for line in output.splitlines() if line.startswith("{")]
     if status is None or not found:
+        memory = "out of memory; " if "out of memory" in log.read_text(errors="replace") else ""
         ending = f"over {seconds:.0f} s" if status is None else f"exit code {status}"
-        return {"failed": f"{ending}; the end of {log}:\n{last_lines(log)}"}
+        return {"failed": f"{memory}{ending}; the end of {log}:\n{last_lines(log)}"}
     return {**json.loads(found[-1]), "process_s": time.time() - start}
 
 

@@ -29,9 +29,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from attrs import asdict, frozen
+from attrs import evolve, frozen
 from contestants import QUIET_TRL, train_rlcore
-from generator_setup import QUICK_ENVIRONMENT, last_lines, run_process, versions
+from generator_setup import row_parser, run_row, versions
 from model_shapes import require_device, reward, texts, write_model
 
 
@@ -237,23 +237,6 @@ class Phases:
         return found
 
 
-def measure(contestant: str, work: Work, model: str, overrides: list[str], seconds: float) -> dict[str, Any]:
-    """The result of a process, or the reason of none."""
-    start = time.time()
-    command = [sys.executable, __file__, "--contestant", contestant, "--model", model, "--work", json.dumps(asdict(work))]
-    for override in overrides:
-        command += ["--set", override]
-    log = Path(tempfile.gettempdir()) / f"grpo_step_{contestant}.log"
-    status, output = run_process(command, log, QUICK_ENVIRONMENT if work.shape == "tiny" else {}, seconds)
-    found = [line for line in output.splitlines() if line.startswith("{")]
-    if status is None or not found:
-        memory = "out of memory; " if "out of memory" in log.read_text(errors="replace") else ""
-        ending = f"over {seconds:.0f} s" if status is None else f"exit code {status}"
-        return {"failed": f"{memory}{ending}; the end of {log}:\n{last_lines(log)}"}
-    stamps = json.loads(found[-1])
-    return {**stamps, "start_up": stamps["stamps"][0] - start}
-
-
 def report(found: Mapping[str, Mapping[str, Any]], work: Work) -> None:
     """Steps but for the first, which warms up."""
     ratio_to = {name: _step_s(result) for name, result in found.items() if name.startswith("trl") and "failed" not in result}
@@ -271,11 +254,8 @@ def report(found: Mapping[str, Mapping[str, Any]], work: Work) -> None:
         seconds = _step_s(result)
         columns = "".join(f"{median(step.get(phase, 0.0) for step in result['phases'][1:]):11.2f}" for phase in phases)
         used = " ".join(f"{gib:.2f}" for gib in result["used_gib"])
-        peak = max(result["peak_gib"])
-        print(
-            f"{name:22}{seconds:8.2f}{seconds / fastest:7.2f}{columns}{result['start_up']:9.1f}{used:>36}{peak:10.1f}",
-            flush=True,
-        )
+        first, peak = result["stamps"][0] - result["begin"], max(result["peak_gib"])
+        print(f"{name:22}{seconds:8.2f}{seconds / fastest:7.2f}{columns}{first:9.1f}{used:>36}{peak:10.1f}", flush=True)
 
 
 def _step_s(result: Mapping[str, Any]) -> float:
@@ -283,63 +263,48 @@ def _step_s(result: Mapping[str, Any]) -> float:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = row_parser(__doc__, 590.0)
     parser.add_argument("--contestants", nargs="+", choices=("rlcore", *TRL), default=["rlcore", "trl-8", "trl-8-liger"])
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="changes rlcore's recipe")
-    parser.add_argument("--quick", action="store_true", help="a tiny shape, to try the script")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--limit", type=float, default=590.0, help="seconds for one contestant")
     parser.add_argument("--model-directory", type=Path, help="where the model is made, or found; a temporary one otherwise")
-    parser.add_argument("--contestant", help=argparse.SUPPRESS)
-    parser.add_argument("--model", help=argparse.SUPPRESS)
-    parser.add_argument("--work", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse()
-    if arguments.contestant:
-        work = Work(**json.loads(arguments.work))
-        if arguments.contestant == "model":
-            write_model(Path(arguments.model), work.shape, work.device, work.dtype)
-            return
-        own = arguments.contestant == "rlcore"
-        run = run_rlcore(work, arguments.model, arguments.set) if own else run_trl(work, arguments.model, arguments.contestant)
-        print(run.as_json(), flush=True)
-        os._exit(0)  # engines that are shut down by their destructors can hang
-
-    require_device(arguments.device)
-    dtype = "bfloat16" if arguments.device == "cuda" else "float32"
     work = Work(
         shape="1.5b",
         num_prompts=64,
         group=8,
         prompt_length=128,
         num_tokens=512,
-        dtype=dtype,
+        dtype="bfloat16" if arguments.device == "cuda" else "float32",
         device=arguments.device,
         num_steps=arguments.steps,
     )
     if arguments.quick:
-        work = Work(**{**asdict(work), "shape": "tiny", "num_prompts": 4, "group": 4, "prompt_length": 16, "num_tokens": 16})
+        work = evolve(work, shape="tiny", num_prompts=4, group=4, prompt_length=16, num_tokens=16)
+    model = arguments.model_directory
+    if arguments.row == "model":
+        write_model(model, work.shape, work.device, work.dtype)
+        return
+    if arguments.row:
+        own = arguments.row == "rlcore"
+        run = run_rlcore(work, str(model), arguments.set) if own else run_trl(work, str(model), arguments.row)
+        print(run.as_json(), flush=True)
+        os._exit(0)  # engines that are shut down by their destructors can hang
+
+    require_device(work.device)
     with tempfile.TemporaryDirectory() as scratch:
-        model = arguments.model_directory or Path(scratch)
+        model = model or Path(scratch)
+        place = ("--model-directory", str(model))
         if not (model / "model.safetensors").exists():
-            make = [
-                sys.executable,
-                __file__,
-                "--contestant",
-                "model",
-                "--model",
-                str(model),
-                "--work",
-                json.dumps(asdict(work)),
-            ]
-            subprocess.run(make, check=True)
+            subprocess.run([sys.executable, *sys.argv, *place, "--row", "model"], check=True)
         found: dict[str, dict[str, Any]] = {}
         for name in arguments.contestants:
-            found[name] = measure(name, work, str(model), arguments.set, arguments.limit)
+            begin = time.time()
+            found[name] = {**run_row(__file__, name, arguments.limit, *place), "begin": begin}
             # Anew each time: what is measured is not lost if the next one is cut off.
             report(found, work)
 

@@ -4,8 +4,10 @@ reports the work of attention."""
 import hashlib
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,10 @@ from rlcore.spi import (
     Row,
     SampleFeed,
     StepResult,
+    StreamRequest,
+    StreamResult,
     Turn,
+    hookimpl,
 )
 from rlcore.spi.arrays import Int32Array, Int64Array
 
@@ -94,17 +99,23 @@ class HeadlineEnvironment(LettersEnvironment):
         return evolve(result, metrics={"squared_length": float((state + len(turn.tokens)) ** 2)})
 
 
-def _generator(name: str) -> Provider:
-    """The installed generator, but for the lengths."""
-    (installed,) = entry_points(group="rlcore.generators", name=name)
-    return evolve(installed.load(), name=f"headline_{name}", backend=f"headline_{name}:Headline")
+@cache
+def __getattr__(name: str) -> Any:
+    """An installed generator, or with `_BACKEND` its class, but for the lengths. One of the two may not be installed."""
+    generator, is_backend = name.removesuffix("_BACKEND"), name.endswith("_BACKEND")
+    if generator not in ("VLLM", "TRANSFORMERS"):
+        raise AttributeError(name)
+    (entry,) = entry_points(group="rlcore.generators", name=generator.lower())
+    installed = entry.load()
+    if not is_backend:
+        return evolve(installed, name=f"headline_{installed.name}", backend=f"headline_plugins:{generator}_BACKEND")
 
+    class Headline(resolve_name(installed.backend)):  # type: ignore[misc]
+        @hookimpl
+        def stream(self, request: StreamRequest) -> StreamResult:
+            return super().stream(evolve(request, feed=FeedWithLengths(request.feed)))
 
-def __getattr__(name: str) -> Provider:
-    # One of the two may not be installed.
-    if name in ("VLLM", "TRANSFORMERS"):
-        return _generator(name.lower())
-    raise AttributeError(name)
+    return Headline
 
 
 ENVIRONMENT = Provider(name="headline", spi=(2, 0), config=HeadlineConfig, backend="headline_plugins:HeadlineEnvironment")

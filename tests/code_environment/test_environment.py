@@ -62,6 +62,7 @@ def test_rewards(program, credit, reward):
 def test_a_response_without_a_block_is_no_answer():
     result = step("def f(n): return n", partial_credit=0.5)
     assert (result.reward, result.success, result.metrics) == (0.0, False, {"answered": 0.0})
+    assert step("```\ndef f(n): return n\n```", thought_in_prompt=True).metrics == {"answered": 0.0}
 
 
 def test_what_is_wrong_is_told():

@@ -25,3 +25,16 @@ from rlcore_code.fences import last_program
 )
 def test_the_last_closed_block_is_the_program(response, program):
     assert last_program(response) == program
+
+
+@pytest.mark.parametrize(
+    ("response", "program"),
+    [
+        ("```\na\n```\n", None),
+        ("```\na\n```\n</think>\n```\nb\n```", "b\n"),
+        ("<think>\n```\na\n```\n", None),
+        ("</think>\n```\nb\n```\n<think>\n```\na\n```\n", "b\n"),
+    ],
+)
+def test_a_program_counts_behind_the_thought_that_the_prompt_began(response, program):
+    assert last_program(response, is_thinking=True) == program

@@ -1,6 +1,7 @@
 """The conformance kit set up for the fakes, and for what is built from them: their reference is a naive one in numpy."""
 
 from collections.abc import Callable, Mapping
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from rlcore.testing.fakes.tokenizer import VOCABULARY_SIZE, FakeTokenizer
 from rlcore.testing.fakes.trainer import FakeTrainerConfig
 from rlcore.testing.fakes.values import VALUES_PATH
 from rlcore_conformance.algorithm import AlgorithmConformance
-from rlcore_conformance.algorithms.loss_values import EvaluateLoss, Figures, HeldConstants, LossValue, loss_function
+from rlcore_conformance.algorithms.loss_values import EvaluateLoss, Figures, HeldConstants, LossValue
 from rlcore_conformance.environment import EnvironmentConformance
 from rlcore_conformance.generator import GeneratorConformance
 from rlcore_conformance.references.fixtures import require
@@ -223,7 +224,7 @@ def fake_loss(
         "counts": counts,
         **{name: figure.astype(np.float64) for name, figure in figures.items()},
     }
-    output: Any = loss_function(spec.path)(LossInputs(**fields), spec.config)
+    output: Any = resolve_name(spec.path)(LossInputs(**fields), spec.config)
     gradients = {"values": output.loss.value_grads} if "values" in figures else {"logprobs": output.loss.logprob_grads}
     if spec.entropy == "loss":
         gradients["entropy"] = output.loss.entropy_grads

@@ -8,6 +8,7 @@ import pytest
 from data_support import rows_of_file
 
 from rlcore.arrow_nulls import cleaner
+from rlcore.spi import DataError
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]}
 OTHER = {
@@ -66,11 +67,18 @@ def test_columns_of_json_keep_the_nulls_that_they_have(tmp_path):
     assert row == {"prompt": "q", "column": value, "nested": {"x": value}}
 
 
-def test_what_a_data_set_has_decoded_stays():
-    image = object()
+@pytest.mark.parametrize("text", ["no JSON", "", "{", "[" * 100_000])
+def test_a_column_of_json_with_another_text_names_the_row(tmp_path, text):
+    column = pa.ExtensionArray.from_storage(pa.json_(), pa.array(["1", text]))
+    pq.write_table(pa.table({"prompt": ["q", "r"], "column": column}), tmp_path / "rows.parquet")
+    rows = rows_of_file("parquet", tmp_path / "rows.parquet")
+    for take in (lambda: list(rows), lambda: rows[1]):
+        with pytest.raises(DataError, match=r"data\.train: row 1 .*in a column of JSON"):
+            take()
+
+
+@pytest.mark.parametrize("decoded", [{"a": None}, "a text", "5", [None], None])
+def test_what_a_data_set_has_decoded_stays(decoded):
+    row = {"image": object(), "j": decoded, "other": None}
     schema = pa.schema([("image", pa.struct([("bytes", pa.binary())])), ("j", pa.json_())])
-    assert cleaner(schema)({"image": image, "j": {"a": None}, "other": None}) == {
-        "image": image,
-        "j": {"a": None},
-        "other": None,
-    }
+    assert cleaner(schema, is_decoded=True)(row) == row

@@ -15,9 +15,10 @@ from rlcore.model_files import config_number, eos_token_ids, is_hub_name, model_
 from rlcore.spi import Problem
 
 
-def safetensors(num_bytes: int = 8, name: str = "w") -> bytes:
+def safetensors(num_bytes: int = 8, name: str = "w", bits: str = "U8", **others: Any) -> bytes:
     """A file of one tensor of so many bytes."""
-    header = json.dumps({name: {"dtype": "U8", "shape": [num_bytes], "data_offsets": [0, num_bytes]}}).encode()
+    numbers = num_bytes * 8 // int(bits.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ"))
+    header = json.dumps({name: {"dtype": bits, "shape": [numbers], "data_offsets": [0, num_bytes]}, **others}).encode()
     return struct.pack("<Q", len(header)) + header + bytes(num_bytes)
 
 
@@ -119,6 +120,14 @@ def test_shards_are_those_of_the_index(model) -> None:
         ({"model__safetensors": b"\xff" * 8}, "model.safetensors", "a header that is none of safetensors"),
         ({"model__safetensors": struct.pack("<Q", 4) + b"text"}, "model.safetensors", "a header that is none of safetensors"),
         ({"model__safetensors": struct.pack("<Q", 2) + b"[]"}, "model.safetensors", "a header that is none of safetensors"),
+        *(
+            ({"model__safetensors": content}, "model.safetensors", "a header that is none of safetensors")
+            for content in (
+                safetensors(__metadata__={"format": 1}),
+                safetensors(__metadata__=["pt"]),
+                *(safetensors(bits=bits) for bits in ("X32", "BF32", "F1", "I4", "BOOL8", "BF8")),
+            )
+        ),
         ({"model__safetensors": "version https://git-lfs.github.com/spec/v1\n"}, "model.safetensors", "a pointer of Git LFS"),
         ({"tokenizer__json": None}, ".", "no tokenizer"),
         ({"tokenizer__json": "{"}, "tokenizer.json", "no valid JSON ("),

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -163,3 +164,19 @@ def test_ctrl_c_in_the_midst_of_it_leaves_no_alarm(
         where(run)
     (alarm,) = set(calls)
     assert not alarm.is_set  # type: ignore[attr-defined]
+
+
+def test_a_block_that_has_ended_is_not_interrupted_on_its_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No `try` of time_limit's surrounds the lines of contextlib by which a block is left."""
+    alarm = limits.SignalAlarm("the block", 60.0, None)
+    monkeypatch.setattr(alarm, "_wait", lambda: None)
+    alarm.set()
+    alarm._ends = 0.0
+    leaving, within = (SimpleNamespace(f_code=code) for code in (limits._END_OF_BLOCK, sleep.__code__))
+    try:
+        alarm._due(signal.SIGALRM, leaving)  # type: ignore[arg-type]
+        assert not alarm.fault
+        with pytest.raises(limits._Late):
+            alarm._due(signal.SIGALRM, within)  # type: ignore[arg-type]
+    finally:
+        alarm.clear()

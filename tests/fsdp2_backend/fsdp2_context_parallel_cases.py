@@ -14,7 +14,8 @@ from rlcore_fsdp2.context_parallel import context_attention, patch_context
 from rlcore_torchkit.forward.context_parallel import ContextPart
 from rlcore_torchkit.head.logprobs import packed_logprobs, patch_head
 from rlcore_torchkit.huggingface.models import load_model
-from rlcore_torchkit.layers.attention import PackedSequences, packed_attention
+from rlcore_torchkit.layers.attention import PackedSequences
+from rlcore_torchkit.layers.packed_attention import packed_attention
 
 CASES = Cases()
 CPU = torch.device("cpu")

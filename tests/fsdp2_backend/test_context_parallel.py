@@ -8,7 +8,8 @@ from fsdp2_group_cases import WORLD_SIZES, on_cuda, results_of
 
 from rlcore_fsdp2.context_parallel import context_attention
 from rlcore_torchkit.forward.context_parallel import ContextPart
-from rlcore_torchkit.layers.attention import PackedSequences, packed_attention
+from rlcore_torchkit.layers.attention import PackedSequences
+from rlcore_torchkit.layers.packed_attention import packed_attention
 
 
 @pytest.mark.wide(keep=[f"{name}-4" for name in CASES])

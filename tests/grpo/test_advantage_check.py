@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.spi import CheckContext, ModelSpec
-from rlcore_grpo.check import advantage_problems
+from rlcore_grpo.check import check
 from rlcore_grpo.config import GrpoConfig
 from rlcore_grpo.presets import DapoConfig, ReinforcePpConfig
 
@@ -17,9 +17,9 @@ PARTS = "normalise_then_sum"
 
 
 def test_turns_are_compared_where_there_are_several():
-    (problem,) = advantage_problems(evolve(CONTEXT, max_turns=1), GrpoConfig(advantage_per="turn"))
+    (problem,) = check(evolve(CONTEXT, max_turns=1), GrpoConfig(advantage_per="turn"))
     assert problem.path == "algorithm.grpo.advantage_per"
-    assert not advantage_problems(CONTEXT, GrpoConfig(advantage_per="turn"))
+    assert not check(CONTEXT, GrpoConfig(advantage_per="turn"))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_turns_are_compared_where_there_are_several():
     ],
 )
 def test_what_does_not_go_together_is_refused(key, options):
-    (problem,) = advantage_problems(CONTEXT, GrpoConfig(**options))
+    (problem,) = check(CONTEXT, GrpoConfig(**options))
     assert problem.path == f"algorithm.grpo.{key}"
 
 
@@ -58,12 +58,12 @@ def test_every_baseline_goes_with_some_normalisation_and_every_normalisation_wit
     fitting = [
         (baseline, normalisation)
         for baseline, normalisation in itertools.product(baselines, normalisations)
-        if not advantage_problems(CONTEXT, GrpoConfig(advantage_baseline=baseline, advantage_normalisation=normalisation))
+        if not check(CONTEXT, GrpoConfig(advantage_baseline=baseline, advantage_normalisation=normalisation))
     ]
     assert {baseline for baseline, _ in fitting} == set(baselines)
     assert {normalisation for _, normalisation in fitting} == set(normalisations)
 
 
 def test_what_a_preset_sets_is_no_problem_once_it_is_turned_off():
-    assert not advantage_problems(CONTEXT, ReinforcePpConfig(kl_coefficient=0.0))
-    assert not advantage_problems(CONTEXT, DapoConfig(length_penalty="none"))
+    assert not check(CONTEXT, ReinforcePpConfig(kl_coefficient=0.0))
+    assert not check(CONTEXT, DapoConfig(length_penalty="none"))

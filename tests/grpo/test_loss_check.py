@@ -3,17 +3,20 @@
 import pytest
 from attrs import evolve
 
-from rlcore_grpo.check import loss_problems
+from rlcore.spi import CheckContext, ModelSpec
+from rlcore_grpo.check import check
 from rlcore_grpo.config import GrpoConfig
 from rlcore_grpo.presets import GmpoConfig
+
+CONTEXT = CheckContext(model=ModelSpec(path="model"), device="cpu", world_size=1, max_sequence_length=8, max_turns=2)
 
 
 def test_constant_length_belongs_to_constant_normalisation_alone():
     good = GrpoConfig(loss_normalisation="constant", constant_length=32)
-    assert not loss_problems(good)
-    assert not loss_problems(evolve(good, constant_length=None))
-    assert not loss_problems(GrpoConfig())
-    (problem,) = loss_problems(evolve(good, loss_normalisation="token"))
+    assert not check(CONTEXT, good)
+    assert not check(CONTEXT, evolve(good, constant_length=None))
+    assert not check(CONTEXT, GrpoConfig())
+    (problem,) = check(CONTEXT, evolve(good, loss_normalisation="token"))
     assert problem.path == "algorithm.grpo.constant_length"
 
 
@@ -50,15 +53,15 @@ def test_constant_length_belongs_to_constant_normalisation_alone():
     ],
 )
 def test_an_option_that_would_do_nothing_or_harm_is_refused(path, wrong, mended):
-    (problem,) = loss_problems(GrpoConfig(**wrong))
+    (problem,) = check(CONTEXT, GrpoConfig(**wrong))
     assert problem.path == f"algorithm.grpo.{path}"
     assert problem.remedy
-    assert not loss_problems(GrpoConfig(**{**wrong, **mended}))
+    assert not check(CONTEXT, GrpoConfig(**{**wrong, **mended}))
 
 
 def test_everything_wrong_is_told_at_once():
     config = GrpoConfig(objective="vespo", ratio="sequence", dual_clip=2.0, constant_length=3, importance_minimum=9.0)
-    assert {problem.path.rpartition(".")[2] for problem in loss_problems(config)} == {
+    assert {problem.path.rpartition(".")[2] for problem in check(CONTEXT, config)} == {
         "ratio",
         "dual_clip",
         "constant_length",
@@ -67,6 +70,6 @@ def test_everything_wrong_is_told_at_once():
 
 
 def test_a_presets_own_defaults_are_no_mistake_of_its_user():
-    assert not loss_problems(GmpoConfig(objective="policy_gradient", loss_normalisation="token"))
-    (problem,) = loss_problems(GmpoConfig(objective="policy_gradient", clip_high=0.2))
-    assert problem.path == "algorithm.grpo.clip_high"
+    assert not check(CONTEXT, GmpoConfig(objective="policy_gradient", loss_normalisation="token"))
+    (problem,) = check(CONTEXT, GmpoConfig(objective="policy_gradient", clip_high=0.2))
+    assert problem.path == "algorithm.gmpo.clip_high"

@@ -30,7 +30,8 @@ def packed():
 
 def make_attention(scale=None, **changes):
     kind = {"attn_mask_type": AttnMaskType.causal, "attention_type": "self", "attention_dropout": 0.0} | changes
-    return PackedAttention(SimpleNamespace(), 3, softmax_scale=scale, cp_comm_type="p2p", **kind)
+    family = SimpleNamespace(score_cap=None, windows=(), has_sinks=False)
+    return PackedAttention(SimpleNamespace(), 3, softmax_scale=scale, cp_comm_type="p2p", family=family, **kind)
 
 
 @pytest.mark.parametrize(("scale", "width"), [(None, WIDTH), (0.2, WIDTH), (0.2, 5)])

@@ -12,7 +12,7 @@ import pytest
 
 from rlcore_nemo_gym.check import check
 from rlcore_nemo_gym.config import NemoGymConfig
-from rlcore_nemo_gym.server_thread import listening
+from rlcore_nemo_gym.policy_server import listening
 
 from .gym_servers import Gym, free_port, row, serving
 

@@ -1,18 +1,15 @@
 """Requests reach the session of the episode that their metadata names."""
 
 import json
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from rlcore.spi import ConfigError, SessionEndpoint
-from rlcore_nemo_gym.policy_server import KEY, PolicyServer
-from rlcore_nemo_gym.server_thread import ServerThread, listening
+from rlcore_nemo_gym.policy_server import KEY, PolicyServer, listening
 from rlcore_serve.sessions.server import serving
 from rlcore_serve.sessions.session import Sessions
 
@@ -137,21 +134,3 @@ def test_an_address_that_is_taken_is_said(policy: Policy) -> None:
         (problem,) = caught.value.problems
         assert problem.path == "environment.nemo_gym.policy_port"
         assert str(policy.port) in problem.found
-
-
-def test_a_server_that_cannot_start_says_why(policy: Policy) -> None:
-    policy.server.close()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as no_listener, pytest.raises(ValueError, match="Stream Socket"):
-        ServerThread(web.Application(), no_listener).start()
-
-
-def test_what_ended_a_server_is_raised_where_it_is_closed() -> None:
-    async def fail(application: web.Application) -> None:
-        raise ValueError("planted")
-
-    application = web.Application()
-    application.on_cleanup.append(fail)
-    thread = ServerThread(application, listening("127.0.0.1", 0))
-    thread.start()
-    with pytest.raises(ValueError, match="planted"):
-        thread.close()

@@ -296,6 +296,27 @@ def test_a_list_of_models_that_is_none_is_named(opened: Open, models: Any) -> No
         opened(Stub(models=models), max_attempts=1)
 
 
+def long_text(body: dict[str, Any]) -> list[Any]:
+    return [{"choices": [event["choices"][0] | {"text": "z" * 100_000}]} for event in counted(body)]
+
+
+@pytest.mark.parametrize(
+    "stub",
+    [
+        Stub(models=[{"id": f"m{number}"} for number in range(10_000)]),
+        Stub(models=[{"id": "m" * 100_000}, {"id": "n"}]),
+        Stub(answer=long_text),
+        Stub(answer=lambda body: [token(1, reason="x" * 100_000)]),
+        Stub(answer=lambda body: [{"error": "e" * 100_000}]),
+    ],
+    ids=["models", "name", "text", "reason", "error"],
+)
+def test_a_message_shows_the_beginning_of_what_an_endpoint_says(opened: Open, stub: Stub) -> None:
+    with pytest.raises(ConfigError) as raised:
+        opened(stub, max_attempts=1)
+    assert len(str(raised.value)) < 2000
+
+
 @pytest.mark.parametrize("how", ["stream", "generate"])
 @pytest.mark.parametrize("error", [ValueError("planted"), SystemExit(3), asyncio.CancelledError("planted")], ids=repr)
 def test_an_error_behind_an_answer_ends_the_call_with_it(

@@ -12,8 +12,7 @@ BETWEEN_PROCESSES = {
     "plugins/ray_execution/src/rlcore_ray/worker.py": "the tokenizer, from the driver",
     "plugins/workers/src/rlcore_workers/process.py": "requests and answers, by a pipe",
     "torchkit/src/rlcore_torchkit/channels/cuda_ipc.py": "handles of memory, from a trainer's rank",
-    "plugins/vllm_generation/src/rlcore_vllm/replicas/child.py": "what an engine begins with, by its standard input",
-    "plugins/vllm_generation/src/rlcore_vllm/replicas/host.py": "what an engine begins with, by its standard input",
+    "plugins/workers/src/rlcore_workers/hosted.py": "what an engine begins with, by its standard input",
     "plugins/vllm_generation/src/rlcore_vllm/engines/versions.py": "vLLM's own messages between its processes",
 }
 """Files that unpickle messages between processes of the same run."""

@@ -10,6 +10,7 @@ from rlcore_reasoning_gym.config import ReasoningGymConfig
 TAG = ReasoningGymConfig()
 LAST_LINE = ReasoningGymConfig(answer_from="last_line")
 RESPONSE = ReasoningGymConfig(answer_from="response")
+BEGUN = ReasoningGymConfig(thought_in_prompt=True)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,8 @@ RESPONSE = ReasoningGymConfig(answer_from="response")
         (TAG, "<answer>1</answer> and <answer>2", "1"),
         (TAG, "<think><answer>1</answer>", None),
         (TAG, "<think><answer>1</answer></think><answer>2</answer>", "2"),
+        (BEGUN, "<answer>1</answer>", None),
+        (BEGUN, "<answer>1</answer></think><answer>2</answer>", "2"),
         (RESPONSE, "<think>1</think> 2", "2"),
         (TAG, "42", None),
         (TAG, "<answer>42", None),

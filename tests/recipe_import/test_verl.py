@@ -268,7 +268,7 @@ def test_what_nobody_listed_stands_first(whole: Path) -> None:
         "+algorithm.rollout_correction.newer=2",
         "+actor_rollout_ref.rollout.checkpoint_engine.newer=false",
         "+transfer_queue.newer=2",
-        "+global_profiler.newer=2",
+        "+skip.newer=2",
         "+distillation.teacher_models.mine.newer=2",
         "+reward_model.reward_kwargs.newest=3",
     ]
@@ -276,6 +276,12 @@ def test_what_nobody_listed_stands_first(whole: Path) -> None:
     assert {one.key for one in found.unmapped[: len(new)]} == {one.lstrip("+").partition("=")[0] for one in new}
     assert all(one.why == UNKNOWN and one.changes_meaning for one in found.unmapped[: len(new)])
     assert UNKNOWN not in {one.why for one in found.unmapped[len(new) :]}
+
+
+@pytest.mark.parametrize("table", ["global_profiler", "actor_rollout_ref.rollout.trace"])
+def test_whatever_is_logged_or_profiled_changes_nothing_that_is_trained(whole: Path, table: str) -> None:
+    found = import_recipe(whole, [f"+{table}.newer=2"])
+    assert [one.changes_meaning for one in found.unmapped if one.key == f"{table}.newer"] == [False]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from rlcore.config.data import DatasetConfig
 from rlcore.config.model import ModelConfig
-from rlcore_reward.scorer import Conversation, Failure, Scoring, score, tokens_of
+from rlcore_reward.scorer import Conversation, Failure, RewardTokenizer, Scoring, score, tokens_of
 from rlcore_text.rows.preferences import render_preferences
 from rlcore_text.tokenizers.tokenizer import load_tokenizer
 from rlcore_torchkit.testing.models import make_model
@@ -41,6 +41,14 @@ def alone(path, text):
         return float(model(input_ids=torch.tensor([tokens])).logits)
 
 
+def encoded(conversation, backend, *ends):
+    """Tokens by a tokenizer of transformers, whose end of sequence ends answers, as `ends` do."""
+    model, stops = ModelConfig(path="of a test"), tuple(dict.fromkeys((backend.eos_token_id, *ends)))
+    return tokens_of(
+        conversation, RewardTokenizer(backend=backend, stop_token_ids=stops, prompt_prefix=(), model=model, vocab_size=None)
+    )
+
+
 def test_a_batch_has_the_rewards_that_each_text_has_alone(scoring):
     texts = ["1+1=2", "a longer question? with a longer answer", "user: Say a word.\nassistant: word", "1+1="]
     expected = [alone(scoring.path, text) for text in texts]
@@ -54,6 +62,8 @@ TEMPLATES = {
     "{% if add_generation_prompt %}assistant:{% else %}<|end|>{% endif %}",
     "no end": "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}",
+    "unlisted end": "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}<|over|>\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}",
     "today": "{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}",
 }
 
@@ -65,6 +75,7 @@ def spaced_tokenizer(directory):
     vocabulary = {token: number for number, token in enumerate([*tokens, *("".join(pair) for pair in merges)])}
     backend = Tokenizer(models.BPE(vocabulary, merges))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(prepend_scheme="first"), decoders.Metaspace()
+    backend.add_special_tokens(["<|over|>"])
     PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>").save_pretrained(directory)
     (directory / "config.json").write_text('{"model_type": "llama"}')
     return directory
@@ -85,8 +96,8 @@ def test_what_is_scored_are_the_tokens_that_a_run_trains_on(reward_model, tmp_pa
         [row], of_run, DatasetConfig(source="jsonl"), key="data.train", max_prompt_tokens=100, max_response_tokens=100
     ).tokens
     expected = [part.tolist() for part in np.split(trained.tokens, trained.offsets[1:-1])]
-    ends = [tokenizer.eos_token_id]
-    assert [tokens_of(Conversation(prompt=prompt, answer=answer), tokenizer, ends) for answer in answers] == expected
+    found = [encoded(Conversation(prompt=prompt, answer=answer), tokenizer, *of_run.stop_token_ids) for answer in answers]
+    assert found == expected
 
 
 def test_an_answer_ends_with_the_first_token_of_what_follows_as_a_run_trains_it(reward_model):
@@ -103,7 +114,7 @@ def test_an_answer_ends_with_the_first_token_of_what_follows_as_a_run_trains_it(
     trained = render_preferences(
         [row], of_run, DatasetConfig(source="jsonl"), key="data.train", max_prompt_tokens=100, max_response_tokens=100
     ).tokens
-    found = [tokens_of(Conversation(prompt=CHAT, answer=answer), tokenizer, ends) for answer in ("a", "so...b")]
+    found = [encoded(Conversation(prompt=CHAT, answer=answer), tokenizer, *ends) for answer in ("a", "so...b")]
     assert found == [part.tolist() for part in np.split(trained.tokens, trained.offsets[1:-1])]
     assert [tokenizer.decode(tokens) for tokens in found] == [f"?Say a word.!{answer}?" for answer in ("a", "so...b")]
 
@@ -113,7 +124,7 @@ def test_a_chat_template_without_end_is_named(reward_model, monkeypatch, scoring
     tokenizer = AutoTokenizer.from_pretrained(reward_model)
     tokenizer.chat_template = "{% for _ in range(99999) %}{% for _ in range(99999) %}{% endfor %}{% endfor %}{{ messages }}"
     with pytest.raises(TimeoutError, match=r"chat template .* 0\.2 s"):
-        tokens_of(Conversation(prompt=CHAT, answer="word"), tokenizer, ())
+        encoded(Conversation(prompt=CHAT, answer="word"), tokenizer)
 
 
 def test_what_is_too_long_fails_alone(scoring):
@@ -171,7 +182,7 @@ def test_what_the_reward_models_template_never_shows_is_refused(reward_model, pr
     tokenizer.chat_template = texts if isinstance(template, dict) else texts["default"]
     conversation = Conversation(prompt=prompt, answer="word", tools=tools)
     if fault is None:
-        assert "look" in tokenizer.decode(tokens_of(conversation, tokenizer, ()))
+        assert "look" in tokenizer.decode(encoded(conversation, tokenizer))
         return
     with pytest.raises(ValueError, match=f"found {fault}"):
-        tokens_of(conversation, tokenizer, ())
+        encoded(conversation, tokenizer)

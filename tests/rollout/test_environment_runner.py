@@ -1,6 +1,7 @@
 """The environment runner: what an environment may do wrong, and that it ends in one clear error or a masked episode."""
 
 import asyncio
+import contextlib
 import itertools
 import signal
 import sys
@@ -12,7 +13,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rlcore.spi import ContractError, EpisodeResult, FinishReason, Observation, ResetResult, RewardError, StepResult, Turn
+from rlcore.spi import (
+    ContractError,
+    EpisodeResult,
+    FinishReason,
+    Observation,
+    PluginError,
+    ResetResult,
+    RewardError,
+    StepResult,
+    Turn,
+)
+from rlcore.time_limit import LOAD_VARIABLE
 from rlcore_rollout import environment_calls, environment_runner
 from rlcore_rollout.environment_runner import EpisodeRunner, Failure
 
@@ -664,6 +676,26 @@ def test_closing_closes_the_environment_that_can_be():
     runner.close()
     runner.close()
     assert closed == [True, True]
+
+
+def block():
+    time.sleep(60.0)
+
+
+def catch():
+    while True:
+        with contextlib.suppress(Exception):
+            time.sleep(60.0)
+
+
+@pytest.mark.parametrize("close", [block, catch])
+def test_closing_an_environment_ends_at_its_limit(close, monkeypatch):
+    monkeypatch.setenv(LOAD_VARIABLE, "1")
+    environment = StepEnvironment(done)
+    environment.close = close
+    runner = EpisodeRunner(environment, TIMEOUT_S, owner="environment 'x'")
+    with pytest.raises(PluginError, match=f"environment 'x' .* 1 s .*{LOAD_VARIABLE}"):
+        runner.close()
 
 
 class RowChanger:

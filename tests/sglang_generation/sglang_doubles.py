@@ -35,7 +35,7 @@ class LocalEngine:
         self.calls: list[str] = []
         self.is_silent = False
 
-    def call(self, method: str, *arguments: Any, timeout_s: float, key: str) -> None:
+    def ask(self, method: str, *arguments: Any, timeout_s: float, key: str) -> None:
         assert timeout_s > 0
         assert key == "refit_timeout_s"
         self.calls.append(arguments[0]["step"] if arguments else method)

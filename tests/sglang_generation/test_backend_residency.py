@@ -23,14 +23,14 @@ class Engine:
         self.away = set()
         made.append(self)
 
-    def call(self, method, *arguments, timeout_s, key):
+    def ask(self, method, *arguments, timeout_s, key):
         if not self.is_usable:
-            raise WorkerError("SGLang's process ended")
+            raise WorkerError("SGLang ended")
         if method == "move":
             self.away = set(*arguments)
         return 64
 
-    def close(self):
+    def end(self):
         self.is_usable = False
 
 

@@ -1,7 +1,9 @@
-"""The process of an engine that ends before it is ready, or is not ready in time."""
+"""The process of an engine: its start, what it samples, and what becomes of calls that fail, stop or last too long."""
 
 import asyncio
-import pickle
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,62 +39,117 @@ def test_a_start_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytes
         Engine({}, tmp_path / "logs", start_timeout_s=0.5)
 
 
-HOST = """
-import sys
-from multiprocessing.connection import Connection
-connection = Connection(int(sys.argv[1]))
-connection.send((-1, "result", None))
-connection.recv()
-connection.send_bytes(b"no pickle")
-connection.recv()
+SGLANG = """
+import asyncio
+import os
+import signal
+from types import SimpleNamespace
+
+class Manager:
+    def __init__(self):
+        self.aborted = asyncio.Event()
+
+    def abort_request(self, rid):
+        self.aborted.set()
+
+    async def flush_cache(self, timeout_s):
+        return SimpleNamespace(success=True, message="")
+
+class Engine:
+    def __init__(self, **arguments):
+        assert arguments == {"model_path": "a"}
+        self.loop, self.tokenizer_manager = asyncio.new_event_loop(), Manager()
+
+    async def async_generate(self, input_ids, sampling_params, return_logprob, rid):
+        if sampling_params == "wait":
+            await self.tokenizer_manager.aborted.wait()
+        if sampling_params == "fail":
+            raise ValueError("planted")
+        if sampling_params == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if sampling_params == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        meta = {"output_token_logprobs": [(-0.5, token, None) for token in input_ids], "finish_reason": {"type": "length"}}
+        return {"output_ids": input_ids, "meta_info": meta}
 """
+FOREVER = {"timeout_s": 300.0, "key": "generate_timeout_s"}
 
 
-def test_an_answer_that_cannot_be_read_ends_the_call_with_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "rlcore_sglang" / "host.py"
-    file.parent.mkdir()
-    (file.parent / "__init__.py").touch()
-    file.write_text(HOST)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    engine = Engine({}, tmp_path / "logs", start_timeout_s=300.0)
-    try:
-        with pytest.raises(WorkerError, match="cannot be read"):
-            engine.call("generate", timeout_s=300.0, key="generate_timeout_s")
-    finally:
-        engine.close()
+def samples_of(*kinds: str) -> list[dict[str, Any]]:
+    return [{"number": number, "prompt": [number, 7], "sampling": kind} for number, kind in enumerate(kinds)]
 
 
-class Connection:
-    """Sends what can be pickled."""
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    put_sglang(tmp_path, monkeypatch, SGLANG)
+    (tmp_path / "sglang" / "srt" / "managers").mkdir()
+    (tmp_path / "sglang" / "srt" / "managers" / "__init__.py").touch()
+    (tmp_path / "sglang" / "srt" / "managers" / "io_struct.py").touch()
+    one = Engine({"model_path": "a"}, tmp_path / "logs", start_timeout_s=300.0)
+    yield one
+    one.end()
 
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
 
-    def send(self, message: Any) -> None:
-        pickle.dumps(message)
-        self.sent.append(message)
+def test_samples_come_as_they_end(engine: Engine) -> None:
+    found: list[Any] = []
+    engine.generate(samples_of("go", "go"), found.append, **FOREVER)
+    assert sorted(found) == [(number, [number, 7], [-0.5, -0.5], {"type": "length"}) for number in range(2)]
+
+
+def test_what_is_interrupted_is_aborted_and_the_engine_goes_on(engine: Engine) -> None:
+    def interrupt(_sample: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(samples_of("go", "wait"), interrupt, **FOREVER)
+    engine.ask("begin_update", **FOREVER)  # it waits for what runs
+    test_samples_come_as_they_end(engine)
+    assert engine.is_usable
+
+
+def test_an_interrupted_wait_leaves_no_answer_to_the_next_call(engine: Engine) -> None:
+    main = threading.get_ident()
+    threading.Timer(2.5, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(samples_of("wait"), print, **FOREVER)
+    engine.ask("begin_update", **FOREVER)
+    test_samples_come_as_they_end(engine)
+
+
+def test_a_failure_is_told_with_its_cause_and_the_engine_goes_on(engine: Engine) -> None:
+    with pytest.raises(WorkerError, match=r"(?s)SGLang .* generate: ValueError: planted.*sglang\.log"):
+        engine.generate(samples_of("fail", "wait"), print, **FOREVER)
+    with pytest.raises(WorkerError, match=r"SGLang failed in load: ImportError"):
+        engine.ask("load", "nothing", **FOREVER)
+    test_samples_come_as_they_end(engine)
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        (lambda: None, "cannot be sent"),
-        (ValueError("planted"), "ValueError: planted"),
-        (SystemExit("planted"), "SystemExit: planted"),
-        (1, None),
-    ],
-    ids=["no pickle", "Exception", "SystemExit", "result"],
+    ("kind", "said"),
+    [("die", "ended with signal SIGKILL"), *((kind, r"generate within 2 s .*sglang\.generate_") for kind in ("wait", "stop"))],
 )
-def test_each_call_of_the_host_is_answered(found: Any, said: str | None) -> None:
-    class Answering(Host):
-        async def method(self, call: int) -> Any:
-            if isinstance(found, BaseException):
-                raise found
-            return found
+def test_a_process_that_dies_or_gives_nothing_for_too_long_is_over(engine: Engine, kind: str, said: str) -> None:
+    with pytest.raises(WorkerError, match=f"SGLang .*{said}"):
+        engine.generate(samples_of("go", kind), print, timeout_s=2.0, key="generate_timeout_s")
+    assert not engine.is_usable
+    with pytest.raises(WorkerError, match="SGLang "):
+        engine.ask("begin_update", **FOREVER)
 
-    connection = Connection()
-    host = Answering(SimpleNamespace(tokenizer_manager=None), connection)  # type: ignore[arg-type]
-    asyncio.run(host.answer(7, "method", ()))
-    ((call, kind, content),) = connection.sent
-    assert (call, kind) == (7, "result" if said is None else "error")
-    assert said is None or said in content
+
+@pytest.mark.parametrize("error", [ValueError("planted"), SystemExit("planted")], ids=["Exception", "SystemExit"])
+def test_each_call_of_the_host_is_answered(error: BaseException) -> None:
+    """Also where the method ends with what would end the event loop."""
+
+    class Answering(Host):
+        async def method(self) -> Any:
+            raise error
+
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        with pytest.raises(RuntimeError, match=f"{type(error).__name__}: planted"):
+            Answering(SimpleNamespace(tokenizer_manager=None, loop=loop)).call("method")
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()

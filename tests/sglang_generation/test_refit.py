@@ -60,7 +60,7 @@ def test_tensors_of_another_model_are_refused_before_anything_changes(refit: Ref
     for wrong, message in (
         ({"a.weight": tensors["a.weight"]}, r"missing from what the trainer exports: b\.weight, norm\.weight"),
         ({**tensors, "c.weight": torch.ones(1)}, r"unknown to the model: c\.weight"),
-        ({**tensors, "a.weight": torch.ones(3, 2)}, r"another shape than the model's .*: a\.weight"),
+        ({**tensors, "a.weight": torch.ones(3, 2)}, r"a\.weight has shape"),
     ):
         with pytest.raises(RefitError, match=message):
             refit.run(engine, export(wrong))

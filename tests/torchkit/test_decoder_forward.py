@@ -13,7 +13,7 @@ from rlcore_torchkit.forward.decoder_forward import general_forward, padded_forw
 from rlcore_torchkit.head.logprobs import packed_logprobs
 from rlcore_torchkit.head.sampling_mask import KeptTokens
 from rlcore_torchkit.layers.attention import PackedSequences
-from rlcore_torchkit.layers.general_attention import register_general_attention
+from rlcore_torchkit.layers.packed_attention import register_packed_attention
 
 LENGTHS = (3, 11, 6)
 TEMPERATURE = 1.7
@@ -65,7 +65,7 @@ def test_values_and_gradients_equal_the_classes_own(name, options, monkeypatch):
     results = []
     for patched in (False, True):
         if patched:
-            model.set_attn_implementation(register_general_attention())
+            model.set_attn_implementation(register_packed_attention())
             patch_decoder(model)
             values = packed_logprobs(model, tokens, packed, temperature=TEMPERATURE, entropy="loss")
         else:
@@ -79,7 +79,7 @@ def test_values_and_gradients_equal_the_classes_own(name, options, monkeypatch):
 
 def test_the_entropy_is_left_out_or_without_a_gradient_where_no_loss_asks():
     model, (tokens, packed) = make("phi"), packed_tokens()
-    model.set_attn_implementation(register_general_attention())
+    model.set_attn_implementation(register_packed_attention())
     patch_decoder(model)
     assert packed_logprobs(model, tokens, packed, temperature=1.0)[1] is None
     assert not packed_logprobs(model, tokens, packed, temperature=1.0, entropy="metric")[1].requires_grad
@@ -87,7 +87,7 @@ def test_the_entropy_is_left_out_or_without_a_gradient_where_no_loss_asks():
 
 def test_rows_and_padded_rows_say_the_same_without_states():
     model, (tokens, packed) = make("olmo2"), packed_tokens()
-    model.set_attn_implementation(register_general_attention())
+    model.set_attn_implementation(register_packed_attention())
     found = [forward(model, tokens, packed) for forward in (general_forward, padded_forward)]
     torch.testing.assert_close(*found, rtol=0, atol=1e-12)
 
@@ -106,7 +106,7 @@ def test_kept_tokens_alone_are_normalised_over(name, monkeypatch):
             kept = rows[place] or list(range(20))
             chosen = kept.index(int(tokens[place]))
             expected[place] = logits[place - 1 - start, kept].log_softmax(0)[chosen].detach()
-    model.set_attn_implementation(register_general_attention())
+    model.set_attn_implementation(register_packed_attention())
     patch_decoder(model)
     kept = KeptTokens.of(SamplingMask.of([np.array(row, np.int32) for row in rows]), torch.device("cpu"))
     found, _ = packed_logprobs(model, tokens, packed, temperature=TEMPERATURE, kept=kept)

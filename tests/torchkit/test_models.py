@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from rlcore.model_files import model_problems
 from rlcore.spi import ModelError, ModelSpec, Problem
 from rlcore_torchkit.huggingface.models import architecture_of, architecture_problems, load_config, load_model
-from rlcore_torchkit.layers.attention import PACKED_ATTENTION
+from rlcore_torchkit.layers.packed_attention import PACKED_ATTENTION
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from rlcore.spi import ModelError
 from rlcore_torchkit.forward import decoder_forward, packing_probe
 from rlcore_torchkit.forward.decoder_forward import patch_decoder
 from rlcore_torchkit.forward.packing_probe import probe_packing
-from rlcore_torchkit.layers.general_attention import GENERAL_ATTENTION, register_general_attention
+from rlcore_torchkit.layers.packed_attention import PACKED_ATTENTION, register_packed_attention
 
 CPU = torch.device("cpu")
 COMMON = {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 20, "initializer_range": 0.3, "pad_token_id": None}
@@ -20,7 +20,7 @@ def make(name, **options):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         config = AutoConfig.for_model(name, **{**COMMON, **SPECIAL, **options})
-        return AutoModelForCausalLM.from_config(config, attn_implementation=register_general_attention()).eval()
+        return AutoModelForCausalLM.from_config(config, attn_implementation=register_packed_attention()).eval()
 
 
 @pytest.mark.parametrize(("name", "options"), [("olmo2", ATTENTION), ("mamba", {"state_size": 4})])
@@ -30,7 +30,7 @@ def test_what_keeps_sequences_apart_passes_and_is_left_as_it_was(name, options):
     forward = model.forward
     probe_packing(model, CPU, torch.float32)
     assert model.forward is forward
-    assert model.config._attn_implementation == GENERAL_ATTENTION
+    assert model.config._attn_implementation == PACKED_ATTENTION
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

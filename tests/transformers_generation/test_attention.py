@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore_transformers.attention import PLAIN, PromptAttention, Scores, SlotAttention
+from rlcore_torchkit.layers.packed_attention import PLAIN, Scores
+from rlcore_transformers.attention import PromptAttention, SlotAttention
 from rlcore_transformers.cache import SlotCache
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE, VALUE_SIZE, NUM_LAYERS = 4, 2, 8, 6, 2

@@ -111,7 +111,7 @@ def test_classes_with_attention_of_their_own_are_refused_before_a_token_is_sampl
 def test_a_class_that_computes_something_else_is_refused(tools, tmp_path, monkeypatch):
     """Found by the trial, before a token is sampled: here attention forgets its soft cap."""
     directory = make_family(tmp_path / "gemma2", "gemma2", {**TRAINED["gemma2"], "attn_logit_softcapping": 0.05})
-    import rlcore_transformers.class_forward as module
+    import rlcore_torchkit.layers.packed_attention as module
 
     whole = module.Scores
     monkeypatch.setattr(module, "Scores", lambda softcap, **options: whole(**options))
@@ -122,7 +122,7 @@ def test_a_class_that_computes_something_else_is_refused(tools, tmp_path, monkey
 def test_a_window_that_is_not_told_is_refused(tools, tmp_path, monkeypatch):
     """A trial of a few tokens would not see the window of a real model."""
     directory = make_family(tmp_path / "olmo3", "olmo3", {**TRAINED["olmo3"], "sliding_window": 64})
-    import rlcore_transformers.class_forward as module
+    import rlcore_torchkit.layers.packed_attention as module
 
     whole = module.Scores
     monkeypatch.setattr(module, "Scores", lambda window, **options: whole(**options))

@@ -215,12 +215,12 @@ def keep(export, predicate):
         (swap_two_rows, "changed on the way.*k_proj"),
         (put_under_another_name, "2 tensor.*changed on the way"),
         (drop_from_the_buckets, "missing from the buckets: model.layers.1"),
-        (drop_from_everything, "missing from the export: model.layers.1"),
+        (drop_from_everything, "missing from what the trainer exports: model.layers.1"),
         (repeat, "repeated"),
         (list_twice, "listed more than once"),
         (rename, "unknown to the model: model.other"),
         (list_unknown, "unknown to the model: model.other"),
-        (transpose, r"k_proj.weight: found shape \[32, 16\]; expected \[16, 32\]"),
+        (transpose, r"k_proj.weight has shape \[32, 16\]; expected \[16, 32\]"),
     ],
 )
 @pytest.mark.parametrize("may_alias", [False, True])

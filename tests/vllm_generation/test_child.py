@@ -1,19 +1,14 @@
 """The process of an engine: why it does not start, and that it is waited for no longer than it may take."""
 
-import os
 import signal
-import socket
-import subprocess
-import sys
-import time
 
 import pytest
 
 from rlcore.spi import WorkerError
-from rlcore_vllm.replicas import child
 from rlcore_vllm.replicas.process import ProcessReplica
 from rlcore_vllm.setup.config import VllmConfig
 from rlcore_vllm.setup.settings import engine_settings
+from rlcore_workers import hosted
 from rlcore_workers.logged_process import LoggedProcess
 
 CHANNEL = "shared_memory"
@@ -66,45 +61,9 @@ def test_an_engine_that_takes_too_long_to_start_is_ended(false_vllm, make_replic
         started.append(LoggedProcess(*arguments, **options))
         return started[-1]
 
-    monkeypatch.setattr(child, "LoggedProcess", start)
+    monkeypatch.setattr(hosted, "LoggedProcess", start)
     false_vllm("import time; print('still here', flush=True); time.sleep(60)")
     replica = make_replica(start_timeout_s=0.2)
     with pytest.raises(WorkerError, match="within 0.2 s .* generator.vllm.start_timeout_s"):
         replica.start()
     assert [process.poll() for process in started] == [-signal.SIGKILL]
-
-
-def test_a_socket_that_does_not_listen_yet_is_waited_for():
-    address = f"\0rlcore-test-{os.getpid()}"
-    manager = child.HostManager(address=address, authkey=b"key")
-    assert not child._connects(manager)
-    with socket.socket(socket.AF_UNIX) as bound:
-        bound.bind(address)
-        assert not child._connects(manager)
-    with child.HostManager(address=address, authkey=b"key"):
-        assert child._connects(manager)
-
-
-STOPPED_MEANWHILE = """
-import time
-from rlcore_vllm.replicas.child import limited
-
-with limited(3.0, lambda: print("ended", flush=True)):
-    print("begun", flush=True)
-    input()
-    time.sleep(0.5)
-print("answered")
-with limited(0.5, lambda: print("ended", flush=True)):
-    time.sleep(2)
-"""
-
-
-def test_no_engine_is_late_while_the_process_that_waits_for_it_stood_still():
-    command = [sys.executable, "-c", STOPPED_MEANWHILE]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as waiting:
-        assert waiting.stdout.readline() == "begun\n"
-        waiting.send_signal(signal.SIGSTOP)
-        time.sleep(4)
-        waiting.send_signal(signal.SIGCONT)
-        said, _ = waiting.communicate("\n", timeout=300)
-    assert said == "answered\nended\n"

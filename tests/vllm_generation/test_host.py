@@ -13,7 +13,7 @@ from rlcore_vllm.replicas import host
 def test_an_engine_ends_with_its_parent(tmp_path):
     """The parent is killed, so that it can do nothing about it."""
     script = (
-        "import os, sys, time; from rlcore_vllm.replicas.host import end_with; end_with(int(sys.argv[1])); "
+        "import os, sys, time; from rlcore_workers.descendants import end_with; end_with(int(sys.argv[1])); "
         "open(sys.argv[2], 'w').write(str(os.getpid())); time.sleep(600)"
     )
     parent = (

@@ -1,11 +1,10 @@
-"""What a refit announces: it survives the way to another process, and is compared with the model's checkpoint."""
+"""What a refit announces survives the way to another process, and the checkpoint that it is compared with."""
 
 import pytest
-from attrs import evolve
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from rlcore.spi import RefitError, TensorSpec
+from rlcore.spi import TensorSpec
 from rlcore_torchkit.testing.models import make_model
 from rlcore_vllm.channels.manifest import Manifest, expected_shapes
 
@@ -14,27 +13,10 @@ FIRST, SECOND = (
     TensorSpec(name="b", shape=(4,), dtype="bfloat16", keeps_dtype=True),
 )
 MANIFEST = Manifest(weight_version=7, specs=(FIRST, SECOND), persistent=True)
-EXPECTED = {"a": (2, 3), "b": (4,)}
 
 
 def test_it_travels_in_plain_containers():
     assert Manifest.from_wire(MANIFEST.to_wire()) == MANIFEST
-
-
-@pytest.mark.parametrize(
-    ("specs", "message"),
-    [
-        ((FIRST, SECOND, FIRST), "listed more than once by the trainer: a"),
-        ((FIRST,), "missing from what the trainer exports: b"),
-        ((FIRST, SECOND, evolve(FIRST, name="c")), "unknown to the model: c"),
-        ((FIRST, evolve(SECOND, shape=(2, 2))), r"b has shape \[2, 2\]; expected \[4\]"),
-        ((FIRST, evolve(SECOND, dtype="int8")), "b has dtype int8; expected one of float32, "),
-    ],
-)
-def test_what_is_not_the_models_is_named(specs, message):
-    MANIFEST.check(EXPECTED)
-    with pytest.raises(RefitError, match=message):
-        evolve(MANIFEST, specs=specs).check(EXPECTED)
 
 
 @pytest.mark.parametrize(("architecture", "tied"), [("qwen3", True), ("llama", False), ("qwen3_moe", True)])

@@ -196,7 +196,7 @@ class NeverReady:
 @pytest.mark.parametrize("has_begun", [True, False])
 def test_a_start_that_nobody_waits_for_ends(monkeypatch, tmp_path, has_begun):
     child = NeverReady()
-    monkeypatch.setattr(process, "Child", lambda *_: child)
+    monkeypatch.setattr(process, "hosting", lambda *_: child)
     replica = ProcessReplica("vllm-0", None, (), VllmConfig(), tmp_path / "logs")
     if not has_begun:
         replica.give_up()
@@ -227,7 +227,7 @@ class Running(NeverReady):
 def test_an_engine_that_is_given_up_is_not_started_in_the_process_that_it_has(monkeypatch, tmp_path):
     children = [Running(), NeverReady()]
     left = iter(children)
-    monkeypatch.setattr(process, "Child", lambda *_: next(left))
+    monkeypatch.setattr(process, "hosting", lambda *_: next(left))
     replica = ProcessReplica("vllm-0", None, (), VllmConfig(), tmp_path / "logs")
     replica.start()
     replica.give_up()
@@ -326,7 +326,7 @@ def test_an_engine_that_others_disturb_is_started_again(failures, starts, monkey
         def end(self):
             self.is_usable = False
 
-    monkeypatch.setattr(process, "Child", Starting)
+    monkeypatch.setattr(process, "hosting", Starting)
     replica = ProcessReplica("vllm-0", None, (), VllmConfig(), tmp_path)
     if starts > len(failures):
         replica.start()

@@ -12,12 +12,15 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from rlcore.spi.errors import DataError
+
 Clean: TypeAlias = Callable[[Any], Any]
 
 
-def cleaner(schema: pa.Schema) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Return a function that removes filler nulls from a row of a table of this schema. Columns that are null stay."""
-    columns = {field.name: clean for field in schema if (clean := _clean_of(field.type)) is not None}
+def cleaner(schema: pa.Schema, *, is_decoded: bool = False) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return a function that removes filler nulls from a row of a table of this schema, and parses its JSON unless it
+    `is_decoded`. Columns that are null stay."""
+    columns = {field.name: clean for field in schema if (clean := _clean_of(field.type, is_decoded)) is not None}
 
     def clean_row(row: Mapping[str, Any]) -> dict[str, Any]:
         return {name: columns[name](value) if name in columns else value for name, value in row.items()}
@@ -25,23 +28,31 @@ def cleaner(schema: pa.Schema) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     return clean_row
 
 
-def _clean_of(kind: pa.DataType) -> Clean | None:
+def _clean_of(kind: pa.DataType, is_decoded: bool) -> Clean | None:
     """Return the function that cleans values of a type; None where they need none."""
     if getattr(kind, "extension_name", "") == "arrow.json":
-        return lambda value: json.loads(value) if isinstance(value, str) else value
+        return None if is_decoded else _parse
     if isinstance(kind, pa.BaseExtensionType):
-        return _clean_of(kind.storage_type)
+        return _clean_of(kind.storage_type, is_decoded)
     if pa.types.is_dictionary(kind):
-        return _clean_of(kind.value_type)
+        return _clean_of(kind.value_type, is_decoded)
     if pa.types.is_struct(kind):
-        fields = {kind.field(index).name: _clean_of(kind.field(index).type) for index in range(kind.num_fields)}
+        fields = {kind.field(index).name: _clean_of(kind.field(index).type, is_decoded) for index in range(kind.num_fields)}
         return partial(_clean_struct, fields=fields)
     if pa.types.is_map(kind):
-        return partial(_clean_map, clean=_clean_of(kind.item_type))
+        return partial(_clean_map, clean=_clean_of(kind.item_type, is_decoded))
     if pa.types.is_nested(kind) and hasattr(kind, "value_type"):  # a list of any kind
-        item = _clean_of(kind.value_type)
+        item = _clean_of(kind.value_type, is_decoded)
         return None if item is None else partial(_clean_list, clean=item)
     return None
+
+
+def _parse(value: Any) -> Any:
+    """Parse a value of a column of JSON."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"found {value!r:.60} in a column of JSON; expected JSON ({error})") from error
 
 
 def _clean_struct(value: Any, fields: Mapping[str, Clean | None]) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlcore.schema.file_limits import MAX_BYTES, read_file, require_file, without_waiting
 from rlcore.schema.homes import expanded
+from rlcore.schema.json_objects import unique_keys
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi.errors import Problem
 from rlcore.weight_headers import Header, content_problems, index_problems, tensors_length
@@ -100,7 +101,7 @@ def is_hub_name(path: str) -> bool:
 def read_object(file: Path) -> dict[str, Any] | Problem:
     """Return the object in a JSON file, or a problem."""
     try:
-        content = json.loads(read_file(file).decode())
+        content = json.loads(read_file(file).decode(), object_pairs_hook=unique_keys)
     except OSError as error:
         return _problem(file, error.strerror or str(error), "a readable JSON file")
     except (ValueError, RecursionError) as error:
@@ -232,8 +233,10 @@ def _read_header(file: Path) -> Header | Problem:
                 raise ValueError
             if len(start) == 8 and 8 + length <= size:
                 opened.seek(8)
-                header = json.loads(opened.read(length))
-                header.pop("__metadata__", None)
+                header = json.loads(opened.read(length), object_pairs_hook=unique_keys)
+                notes = header.pop("__metadata__", None) or {}
+                if not all(isinstance(note, str) for note in notes.values()):
+                    raise ValueError
                 length += tensors_length(header)
     except OSError as error:
         return _problem(file, error.strerror or str(error), "a readable safetensors file")

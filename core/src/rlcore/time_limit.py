@@ -8,7 +8,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import _GeneratorContextManager, contextmanager
 from math import inf
 from traceback import walk_tb
 from types import FrameType, TracebackType
@@ -25,6 +25,8 @@ LOOK_S = 0.05
 """Seconds between two measurements of memory."""
 _SOON_S = 1e-3
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_END_OF_BLOCK = _GeneratorContextManager.__exit__.__code__
+"""Code that runs once a block has ended, and that no `try` of a generator surrounds."""
 AGAIN_S = 1.0
 """Seconds after which the exception is raised again in code that caught it."""
 
@@ -145,7 +147,7 @@ class SignalAlarm(_Alarm):
             self._outer_ends = inf
             self._wait()
             self._outer(number, frame)
-        elif found := self._found():
+        elif (found := self._found()) and (frame is None or frame.f_code is not _END_OF_BLOCK):
             self.fault = self.fault or found
             self._max_bytes, self._ends = inf, now + AGAIN_S  # in case the code catches the exception
             self._wait()

@@ -20,8 +20,8 @@ _TYING_TYPES = re.compile(r"(vault)?gemma|cohere|ernie4_5|lfm2|smollm3|starcoder
 """Beginnings of the model types that tie the head to the embedding where config.json lacks tie_word_embeddings."""
 _DECODER = "model."
 """Begins the names of a language model's tensors, unless its decoder was saved without a head."""
-_BITS = re.compile(r"[A-Z]+(\d+)(_.*)?")
-"""Names of dtypes, in which the number is the bits of a value."""
+_BITS = re.compile(r"(?=BF16\Z|F(?:16|32|64|4|6_E2M3|6_E3M2|8_\w+)\Z|[IU](?:8|16|32|64)\Z|C64\Z)[A-Z]+(\d+)(_.*)?")
+"""Names of the dtypes of safetensors, in which the number is the bits of a value."""
 _MAX_BYTES = 2**63
 _MAX_DIMENSIONS = 32
 _OTHER_NUMBERS = re.compile(r"F(8|6|4)(_.*)?|C\d+")
@@ -47,6 +47,8 @@ def tensors_length(header: Header) -> int:
         if len(shape) > _MAX_DIMENSIONS or not are_sizes or start != length or end < start:
             raise ValueError(f"found {numbers}; expected bytes from {length} on")
         bits = 8 if dtype is None else int(dtype[1])  # BOOL
+        if dtype is None and entry["dtype"] != "BOOL":
+            raise ValueError(f"found the dtype {entry['dtype']!r:.40}; expected one of safetensors")
         if prod(shape) * bits != (end - start) * 8:
             raise ValueError(f"found {end - start} bytes; expected {shape} of {entry['dtype']}")
         length = end

@@ -92,6 +92,14 @@ WITH_DATASETS = pytest.mark.skipif(not is_installed("rlcore_datasets"), reason="
         "model.chat_template_kwargs.budget=inf",
         "model.chat_template_kwargs.budget=-inf",
         "model.chat_template_kwargs.enable-thinking=true",
+        "rollout.temperature=1e-300",
+        "evaluation.temperature=1e-6",
+        "training.prompts_per_step=100000000000",
+        "rollout.samples_per_prompt=1000000000",
+        "evaluation.samples_per_prompt=1000000000000",
+        "async.max_staleness=1000000000000",
+        "run.directory=/dev/null",
+        "run.directory=/dev/null/runs",
     ],
 )
 def test_one_bad_value_is_one_problem_at_its_key(problems, override: str) -> None:
@@ -125,6 +133,10 @@ def test_one_bad_value_is_one_problem_at_its_key(problems, override: str) -> Non
         ("rollout.max_turn_tokens=8", "rollout.max_response_tokens=8"),
         ("model.chat_template_kwargs={enable_thinking=false}",),
         ("data.evaluation={}", "data.on_overlap=error"),
+        ("rollout.temperature=1e-5",),
+        ("data.evaluation={}", "evaluation.temperature=1e-5", "evaluation.samples_per_prompt=1024"),
+        ("training.prompts_per_step=65536", "rollout.samples_per_prompt=256", "async.max_staleness=1000"),
+        ("run.directory=/dev/shm/none/runs",),
     ],
 )
 def test_sound_combinations(load, overrides: tuple[str, ...]) -> None:

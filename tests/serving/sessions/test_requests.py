@@ -102,6 +102,8 @@ def test_prompts_may_be_tokens(prompt: Any) -> None:
         ({"stream": 1}, "stream"),
         ({"record": "no"}, "record"),
         ({"stream_options": 1}, "stream_options"),
+        ({"stream_options": {"include_usage": "no"}}, "stream_options"),
+        ({"stream_options": {"include_usag": True}}, "stream_options"),
         ({"chat_template_kwargs": ["enable_thinking"]}, "chat_template_kwargs"),
         ({"logprobs": 1}, "logprobs"),
     ],

@@ -12,6 +12,7 @@ from rlcore_serve.sessions.response_requests import read_response_request
 DEFAULT = SamplingParams(temperature=0.7, stop_token_ids=(2,), stop_strings=("#",))
 TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "1", "name": "f", "arguments": '{"x": 1}', "status": "completed"}
+PART = {"type": "input_text", "text": "a"}
 RESULT = {"type": "function_call_output", "call_id": "1", "output": "2"}
 
 
@@ -100,11 +101,31 @@ def test_tools_are_those_of_a_chat() -> None:
         ({"input": [{"type": ["a"]}]}, "input[0]: found"),
         ({"input": [CALL | {"arguments": {}}]}, "input[0]: found"),
         ({"input": [RESULT | {"output": None}]}, "input[0]: found"),
+        ({"input": [{"role": "user", "content": "a", "weight": 0}]}, "input[0]: found the unknown field 'weight'"),
+        ({"input": [{"role": "user", "content": "a", "tool_calls": [CALL]}]}, "input[0]: found the unknown field 'tool_calls'"),
+        ({"input": [{"role": "user", "content": [PART | {"file_id": "a"}]}]}, "input[0]: found the unknown field 'file_id'"),
+        ({"input": [CALL | {"namespace": "n"}]}, "input[0]: found the unknown field 'namespace'"),
+        ({"input": [RESULT | {"output": [PART | {"x": 1}]}]}, "input[0]: found the unknown field 'x'"),
+        ({"input": [{"type": "reasoning", "text": "a"}]}, "input[0]: found the unknown field 'text'"),
     ],
 )
 def test_what_is_not_done_is_refused_by_name(body: dict[str, Any], said: str) -> None:
     (fault,) = faults(**body)
     assert fault.startswith(said)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"role": "user", "content": [{"type": "input_text", "text": "a", "prompt_cache_breakpoint": {}}]},
+        {"role": "assistant", "content": "a", "phase": "final_answer", "id": "m", "status": "completed", "weight": None},
+        CALL | {"id": "i", "status": "completed", "async": False, "namespace": ""},
+        RESULT | {"id": "i", "status": "completed", "name": "f"},
+        {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": None, "status": None},
+    ],
+)
+def test_fields_without_effect_or_value_are_taken(item: dict[str, Any]) -> None:
+    assert read(input=[item]).messages
 
 
 def test_all_that_is_wrong_is_said_together() -> None:

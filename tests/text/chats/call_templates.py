@@ -167,6 +167,8 @@ class CallFamily:
     """The tokens that end a turn, that of its tokenizer first; of several, generation_config.json lists all."""
     after_answer: str
     """The one that ends an answer."""
+    unlisted: str = ""
+    """A special token of the template's that no file lists as an end."""
     after_call: str
     """The one that ends a turn with calls."""
 
@@ -174,6 +176,9 @@ class CallFamily:
 GLM_ENDS = ("<|endoftext|>", "<|user|>", "<|observation|>")
 CALL_FAMILIES = {
     "qwen": CallFamily(template=QWEN_CALLS, ends=("<|im_end|>",), after_answer="<|im_end|>", after_call="<|im_end|>"),
+    "qwen base": CallFamily(
+        template=QWEN_CALLS, ends=("<|endoftext|>",), unlisted="<|im_end|>", after_answer="<|im_end|>", after_call="<|im_end|>"
+    ),
     "llama": CallFamily(template=LLAMA_CALLS, ends=("<|eot_id|>",), after_answer="<|eot_id|>", after_call="<|eot_id|>"),
     "mistral": CallFamily(template=MISTRAL_CALLS, ends=("</s>",), after_answer="</s>", after_call="</s>"),
     "glm4": CallFamily(template=GLM_4, ends=GLM_ENDS, after_answer="<|user|>", after_call="<|observation|>"),
@@ -195,7 +200,8 @@ def make_family(directory: Path, family: CallFamily) -> None:
     set_chat_template(directory, family.template, family.ends[0])
     file = directory / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(file))
-    tokenizer.add_special_tokens([*family.ends, "<|assistant|>", "<|system|>", "<|tool_call>", "<tool_call|>"])
+    unlisted = [family.unlisted] if family.unlisted else []
+    tokenizer.add_special_tokens([*family.ends, *unlisted, "<|assistant|>", "<|system|>", "<|tool_call>", "<tool_call|>"])
     tokenizer.save(str(file))
     ends = [tokenizer.token_to_id(end) for end in family.ends]
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))

@@ -1,8 +1,11 @@
 """Rows that a program hands over: sequences of mappings, data sets, and what is neither."""
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas
+import pyarrow as pa
 import pytest
 
 from rlcore.config.data import DatasetConfig
@@ -23,7 +26,13 @@ class Columns:
         return ROWS[index] if isinstance(index, int) else {"n": [row["n"] for row in ROWS[index]]}
 
 
-@pytest.mark.parametrize("rows", [ROWS, tuple(ROWS), Columns()])
+class Decoded(Columns):
+    """A data set that decodes its columns of JSON itself."""
+
+    features = SimpleNamespace(arrow_schema=pa.schema([("question", pa.json_()), ("solution", pa.json_())]))
+
+
+@pytest.mark.parametrize("rows", [ROWS, tuple(ROWS), Columns(), Decoded()])
 def test_rows_carry_their_prompt_and_completion(rows: Any) -> None:
     made = given_rows(rows, CONFIG, "data.train")
     assert [(row["prompt"], row["completion"], row["n"]) for row in made] == [("1+1=", "2", 1), ("1+2=", "3", 2)]
@@ -53,3 +62,61 @@ def test_pairs_need_no_prompt() -> None:
     config = DatasetConfig(source="python")
     made = given_rows([{"chosen": "a", "rejected": "b"}], config, "data.train", has_prompts=False)
     assert list(made) == [{"chosen": "a", "rejected": "b"}]
+
+
+CALL = {"function": {"name": "f", "arguments": {"a": 1, "list": [1]}}}
+TOOL = {"type": "function", "function": {"name": "f"}}
+CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "tool_calls": [CALL], "weight": 1}]
+
+
+def as_arrays(value: Any) -> Any:
+    """The value as pandas has it: each list is an array of objects, each number one of numpy's."""
+    if isinstance(value, list):
+        array = np.empty(len(value), object)
+        array[:] = [as_arrays(item) for item in value]
+        return array
+    if isinstance(value, dict):
+        return {name: as_arrays(item) for name, item in value.items()}
+    return np.int64(value) if isinstance(value, int) else value
+
+
+@pytest.mark.parametrize(
+    ("row", "form"),
+    [
+        ({"messages": CHAT, "tools": [TOOL], "images": []}, {"may_be_chats": True}),
+        ({"prompt": CHAT[:1], "completion": CHAT[1:], "tools": []}, {"may_be_chats": True}),
+        ({"prompt": CHAT[:1], "tools": [TOOL], "answer": 4}, {}),
+        ({"prompt": CHAT[:1], "chosen": CHAT[1:], "rejected": [CHAT[1] | {"content": "b"}]}, {"has_prompts": False}),
+    ],
+)
+def test_arrays_of_messages_and_tools_are_lists(row: dict[str, Any], form: dict[str, Any]) -> None:
+    config = DatasetConfig(source="python")
+    found, expected = (list(given_rows([one], config, "data.train", **form)) for one in (as_arrays(row), row))
+    assert repr(found) == repr(expected).replace("'answer': 4", "'answer': np.int64(4)")
+
+
+def test_filler_nulls_go_out_of_arrays_too() -> None:
+    schema = pa.schema([("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("n", pa.int8())])))])
+
+    class Arrays(list[Any]):
+        features = SimpleNamespace(arrow_schema=schema)
+
+    rows = Arrays([as_arrays({"messages": [message | {"n": None} for message in CHAT]})])
+    (row,) = given_rows(rows, DatasetConfig(source="python"), "data.train", may_be_chats=True)
+    assert row["messages"] == CHAT
+
+
+@pytest.mark.parametrize(("levels", "form"), [(400, {"may_be_chats": True}), (5000, {"may_be_chats": True}), (5000, {})])
+def test_values_that_are_nested_too_deeply_are_named(levels: int, form: dict[str, Any]) -> None:
+    deep: Any = None
+    for _ in range(levels):
+        deep = {"a": deep}
+    rows = [
+        {
+            "prompt": "p",
+            "completion": "c",
+            "messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": deep}}]}],
+        }
+    ]
+    with pytest.raises(DataError, match="row 0 .*nested too deeply"):
+        given_rows(rows, DatasetConfig(source="python"), "data.train", **form)

@@ -134,6 +134,8 @@ def test_fields_that_would_change_what_is_read_are_refused_or_told(name, field):
         ({"prompt": "p", "system": "s", "completion": "c"}, LEARNED, {"completion_field": "system"}),
         ({"prompt": "p", "completion": "c", "reward_model": {"a": 1}, "extra_info": {}, "data_source": "x"}, LEARNED, {}),
         ({"prompt": "p", "chosen": "a", "rejected": "b", "margin": 1}, COMPARED, {"margin_field": "margin"}),
+        ({"prompt": "p", "message": "m", "choosen": 1, "tool": None}, ASKED, {}),
+        ({"prompt": "p", "completion": "c", "tool": "t"}, LEARNED, {"prompt_field": "tool"}),
     ],
 )
 def test_fields_of_these_names_that_mean_something_else_are_the_rows_own(row, form, config):
@@ -156,6 +158,12 @@ def test_fields_of_these_names_that_mean_something_else_are_the_rows_own(row, fo
         *((LEARNED, {name: 0.5}, name) for name in ("weight", "loss_scale", "sample_weight", "loss_mask")),
         (COMPARED, {"channel": "chat"}, "channel"),
         *((form, {"prompt": json.dumps([USER])}, "prompt") for form in (ASKED, LEARNED, COMPARED)),
+        *((form, {name: [TOOL]}, name) for form in (LEARNED, ASKED, COMPARED) for name in ("Tools", "tool", "toools")),
+        *((form, {"imges": ["a.png"]}, "imges") for form in (LEARNED, ASKED)),
+        (LEARNED, {"completion": None, "mesages": [USER, ANSWER]}, "mesages"),
+        (COMPARED, {"chosen": None, "choosen": "a"}, "choosen"),
+        *((COMPARED, {name: json.dumps([ANSWER])}, name) for name in ("chosen", "rejected", "rejected_response")),
+        *((LEARNED, {"completion": text}, "completion") for text in (json.dumps([ANSWER]), str([ANSWER]), json.dumps(ANSWER))),
         (LEARNED, {"assistant_masks": [0, 1]}, "assistant_masks"),
         (COMPARED, {"ref_chosen_logps": -1.0}, "ref_chosen_logps"),
         (

@@ -86,6 +86,12 @@ def test_no_check_raises(
         ("rope_scaling", "yarn", 'rope_scaling = "yarn" (a string)', "a table"),
         ("rope_scaling", {"factor": "2"}, 'rope_scaling.factor = "2" (a string)', "a number"),
         ("use_sliding_window", "false", 'use_sliding_window = "false" (a string)', "true or false"),
+        ("rms_norm_eps", float("nan"), "rms_norm_eps = nan", "a finite number from 0 to 1"),
+        ("rms_norm_eps", -1.0, "rms_norm_eps = -1.0", "a number from 0 to 1"),
+        ("rms_norm_eps", "1e-6", 'rms_norm_eps = "1e-6" (a string)', "a number"),
+        ("rope_theta", 0, "rope_theta = 0", "a number above 0 and at most 1e+30"),
+        ("rope_parameters", {"rope_theta": -1.0}, "rope_parameters.rope_theta = -1.0", "a number above 0 and at most 1e+30"),
+        ("rope_parameters", {"rope_theta": "1e4"}, 'rope_parameters.rope_theta = "1e4" (a string)', "a number"),
     ],
 )
 def test_a_malformed_value_is_named_with_its_key_in_the_file(key: str, value: object, found: str, expected: str) -> None:

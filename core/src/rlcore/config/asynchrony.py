@@ -1,17 +1,17 @@
 """`[async]`: how far generation may run ahead of training."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from attrs import frozen
 
-from rlcore.schema.constraints import Count
+from rlcore.schema.constraints import Count, between
 
 
 @frozen(kw_only=True)
 class AsyncConfig:
     """`[async]`: how far generation may run ahead of training."""
 
-    max_staleness: Count = 0
+    max_staleness: Annotated[int, between(0, 1000)] = 0
     """Steps that may be trained between the weights which a sample begins with and the step which trains on it. 0 samples each
     step with its own weights. Above it generation goes on while others train: on devices of its own all the time, on shared
     ones in turns, each of which ends once a step's samples are there; the unfinished ones go on in the next."""

@@ -25,6 +25,7 @@ from rlcore.schema.constraints import (
     above,
     above_at_most,
     at_least,
+    between,
 )
 from rlcore.schema.describe import WORDS
 from rlcore.spi import ClusterConfig, LoraSpec, OptimizerSpec, ScheduleSpec
@@ -95,8 +96,8 @@ class RolloutConfig:
     stop_strings: Annotated[tuple[str, ...], EACH_ONCE] = ()
     """Texts that end a response, besides the tokenizer's end-of-sequence token."""
     stop_token_ids: tuple[Count, ...] | None = None
-    """Tokens that end a response; None is those of the tokenizer and of the model's generation_config.json, or
-    of its config.json where there is none."""
+    """Tokens that end a response; None is those of the tokenizer and of the model's generation_config.json, or of its
+    config.json where there is none, and the special token that the chat template writes behind an answer."""
     max_turns: Positive = 1
     """Most turns of an episode."""
     history: Literal["refuse", "keep_sampled", "segment"] = "refuse"
@@ -215,7 +216,7 @@ class EvaluationConfig:
     """Evaluate after the last step."""
     max_prompts: NumRows | None = None
     """Use only the first so many prompts, of each data set."""
-    samples_per_prompt: Positive = 1
+    samples_per_prompt: Annotated[int, between(1, 2**20)] = 1
     """Samples of one prompt; pass@1 is their mean success."""
     pass_at_k: Annotated[tuple[Positive, ...], EACH_ONCE] = (1,)
     """The k of pass@k, the chance that one of k samples of a prompt is right, each at most samples_per_prompt. pass@1 is

@@ -1,6 +1,7 @@
 """Checks combinations of keys that cannot work, or would have no effect."""
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,8 +13,13 @@ from rlcore.config.checkpoint_evaluation import SECTION, placeholder_problems, r
 from rlcore.config.data_problems import mix_problems, source_problems
 from rlcore.config.recipe import EvaluationConfig, Recipe, RolloutConfig
 from rlcore.schema import describe
+from rlcore.schema.homes import expanded
 from rlcore.spi import Problem
 
+_MOST_SAMPLES = 2**24
+"""Most samples of a step: the driver holds some hundred bytes of each before the first is generated."""
+_LEAST_TEMPERATURE = 1e-5
+"""The least temperature of inference engines, besides 0."""
 Check: TypeAlias = Callable[[Recipe], Iterator[Problem]]
 
 
@@ -68,6 +74,38 @@ def _updates(recipe: Recipe) -> Iterator[Problem]:
             expected="at most training.prompts_per_step",
             remedy="Each update trains on whole groups, so on one prompt at least.",
         )
+
+
+@rule("training.prompts_per_step", "rollout.samples_per_prompt", "async.extra_prompts")
+def _samples_of_a_step(recipe: Recipe) -> Iterator[Problem]:
+    counts = {
+        "training.prompts_per_step": recipe.training.prompts_per_step,
+        "rollout.samples_per_prompt": recipe.rollout.samples_per_prompt,
+        "async.extra_prompts": recipe.async_.extra_prompts,
+    }
+    prompts, samples, extra = counts.values()
+    if (prompts + extra) * samples > _MOST_SAMPLES:
+        largest = max(counts, key=lambda key: counts[key])
+        yield Problem(path=largest, found=f"{counts[largest]}", expected=f"at most {_MOST_SAMPLES:,} samples in a step")
+
+
+@rule("run.directory", "run.name")
+def _place_of_the_run(recipe: Recipe) -> Iterator[Problem]:
+    path = expanded(recipe.run.directory) / recipe.run.name
+    nearest = next(one for one in (path, *path.parents) if os.path.lexists(one) or one == one.parent)
+    if os.path.lexists(nearest) and not nearest.is_dir():
+        yield Problem(
+            path="run.directory", found=f"{nearest}, which is no folder", expected="a folder, or one that can be made"
+        )
+
+
+@rule("rollout.temperature", "evaluation.temperature")
+def _temperatures(recipe: Recipe) -> Iterator[Problem]:
+    for key, value in (("rollout", recipe.rollout.temperature), ("evaluation", recipe.evaluation.temperature)):
+        if 0 < value < _LEAST_TEMPERATURE:
+            expected = f"at least {_LEAST_TEMPERATURE:g}: logits that are divided by less are infinite"
+            remedy = "" if key == "rollout" else "0 takes the most probable token."
+            yield Problem(path=f"{key}.temperature", found=f"{value:g}", expected=expected, remedy=remedy)
 
 
 @rule("lora", "checkpoint.export")

@@ -27,6 +27,9 @@ class CodeConfig:
     """"chat": the instruction is a user's message for the chat template. "text": it is the prompt itself."""
     system_prompt: str | None = None
     """A system message before it; only for "chat"."""
+    thought_in_prompt: bool = False
+    """True where the chat template or the row's prompt opens a thought, as DeepSeek-R1's does with `<think>`: a program then
+    counts only after the thought's end."""
     partial_credit: Annotated[float, at_least_below(0, 1, "A program that passes all tests earns 1.")] = 0.0
     """Reward of a program that fails some tests: this, times the share that it passes. With 0.0 the tests end at the first
     one that fails."""

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from rlcore.spi import ConfigError, LoraSpec, TrainerContext
 from rlcore_fsdp2.layout import ParallelLayout
-from rlcore_fsdp2.sharding import LocalShard, local
+from rlcore_fsdp2.sharding import fill, local
 from rlcore_torchkit.adapters.lora import Dropout, initial_adapters, linear_layers_of
 from rlcore_torchkit.adapters.lora_targets import Shape, target_problems, targeted
 from rlcore_torchkit.architectures.decoders import has_states, is_described
@@ -74,13 +74,9 @@ class Adapters:
         if self.spec.init_from is not None:
             self.begun = values
 
-    @torch.no_grad()
     def _fill(self, model: nn.Module, values: Mapping[str, Tensor]) -> None:
         for name, whole in values.items():
-            parameter = model.get_parameter(name)
-            part = LocalShard.of(parameter)
-            bounds = tuple(slice(start, start + length) for start, length in zip(part.offset, part.shape, strict=True))
-            local(parameter).copy_(whole[bounds])
+            fill(model.get_parameter(name), whole)
 
     def train_on(self, num_tokens: int, *key: object) -> None:
         """From now on, until `train_off`, drop inputs of a microbatch of so many tokens, as the key decides: also where a layer

@@ -13,18 +13,19 @@ torch.distributed.checkpoint would do the same, but its index is a pickle, and r
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from operator import add
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from attrs import asdict, frozen
+from attrs import frozen
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rlcore.spi import CheckpointError, RankInfo
+from rlcore.spi import CheckpointError, RankInfo, ShardSlice
 from rlcore_fsdp2.adapters import trained
-from rlcore_fsdp2.sharding import LocalShard, is_first_copy, local, send_copies
+from rlcore_fsdp2.sharding import held_part, is_first_copy, local, send_copies, written_part
 from rlcore_torchkit.distributed.agreement import first_rank, together
 from rlcore_torchkit.huggingface.hf_directory import model_storage_errors
 from rlcore_torchkit.trainer.trainer_hooks import check_same_shapes
@@ -44,7 +45,7 @@ def save(
         "format": FORMAT,
         "world_size": rank_info.world_size,
         "weight_version": weight_version,
-        "parts": {name: asdict(LocalShard.written(parameter)) for name, parameter in parameters.items()},
+        "parts": {name: _entry(name, parameter) for name, parameter in parameters.items()},
         "optimizer_steps": {name: _step(optimizer, parameter) for name, parameter in parameters.items()},
     }
     stem = f"trainer-{rank_info.rank:05d}"
@@ -52,6 +53,11 @@ def save(
         save_file(tensors, directory / f"{stem}.safetensors")
         (directory / f"{stem}.json").write_text(json.dumps(index))
     return f"{stem}.safetensors", f"{stem}.json"
+
+
+def _entry(name: str, parameter: Tensor) -> dict[str, tuple[int, ...]]:
+    part = written_part(name, parameter)
+    return {"global_shape": tuple(parameter.shape), "offset": part.start, "shape": part.shape}
 
 
 def _written(tensor: Tensor) -> Tensor:
@@ -66,7 +72,7 @@ class _Stored:
     weight_version: int
     steps: Mapping[str, int]
     """The optimizer's count for each parameter."""
-    blocks: Mapping[str, Mapping[str, LocalShard]]
+    blocks: Mapping[str, Mapping[str, ShardSlice]]
     """By parameter, and by the stem of each file that has something of it: which block."""
 
 
@@ -102,25 +108,25 @@ def _read_stored(directory: Path, parameters: Tensors) -> _Stored:
     indices = _read_indices(directory)
     _check_same_model(directory, parameters, indices)
     any_index = next(iter(indices.values()))
-    blocks: dict[str, dict[str, LocalShard]] = {name: {} for name in parameters}
+    blocks: dict[str, dict[str, ShardSlice]] = {name: {} for name in parameters}
     with ExitStack() as stack:
         files = _opened(directory, list(indices), stack)
         _check_complete(directory, files, indices, any_index["optimizer_steps"])
     for stem, index in indices.items():
         for name, part in index["parts"].items():
-            block = LocalShard(**{field: tuple(values) for field, values in part.items()})
-            blocks[name] |= {} if block.is_empty else {stem: block}
+            block = ShardSlice(name, tuple(part["offset"]), tuple(map(add, part["offset"], part["shape"])))
+            blocks[name] |= {stem: block} if block.size else {}
     return _Stored(weight_version=int(any_index["weight_version"]), steps=any_index["optimizer_steps"], blocks=blocks)
 
 
-def _sources(tensor: Tensor, blocks: Mapping[str, LocalShard]) -> dict[str, tuple[tuple[slice, ...], tuple[slice, ...]]]:
+def _sources(tensor: Tensor, blocks: Mapping[str, ShardSlice]) -> dict[str, tuple[tuple[slice, ...], tuple[slice, ...]]]:
     """Return the slices of a tensor that this rank reads, by the file's stem: into its part and into the file's block. Nothing
     where another rank sends it."""
-    mine = LocalShard.of(tensor)
-    if mine.is_empty or not is_first_copy(tensor):
+    if not is_first_copy(tensor):
         return {}
-    overlaps = {stem: mine.overlap(block) for stem, block in blocks.items()}
-    return {stem: overlap for stem, overlap in overlaps.items() if overlap is not None}
+    mine = held_part("", tensor)
+    common = {stem: mine.common(block) for stem, block in blocks.items()}
+    return {stem: (part.within(mine), part.within(blocks[stem])) for stem, part in common.items() if part.size}
 
 
 def _keyed(parameters: Tensors, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -15,7 +15,8 @@ from rlcore_torchkit.forward.context_parallel import ContextPart, exchanged_atte
 from rlcore_torchkit.head.logprobs import EntropyMode, HeadLogprobs, own_head
 from rlcore_torchkit.head.sampling_mask import KeptTokens
 from rlcore_torchkit.head.values import shared_by, token_values
-from rlcore_torchkit.layers.attention import PackedSequences, packed_attention
+from rlcore_torchkit.layers.attention import PackedSequences
+from rlcore_torchkit.layers.packed_attention import packed_attention
 
 CONTEXT_ATTENTION = "rlcore_context"
 """The name under which transformers knows attention over split tokens."""

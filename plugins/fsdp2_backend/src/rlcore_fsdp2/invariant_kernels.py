@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlcore_torchkit.head.float32_logits import float32_logits
-from rlcore_torchkit.layers.attention import PackedSequences, causal_attention
+from rlcore_torchkit.layers.attention import PackedSequences
+from rlcore_torchkit.layers.packed_attention import Scores, causal_attention
 
 FLASH_ATTENTION = 3
 """The version of vLLM's flash attention that its engines choose on Hopper."""
@@ -77,7 +78,7 @@ def multiplied_by_torch(gate_and_up: Tensor) -> Tensor:
 def attention(query: Tensor, key: Tensor, value: Tensor, packed: PackedSequences, scaling: float) -> Tensor:
     """[T, H, D]: causal attention of every sequence to itself, from query, key and value [T, heads, D]."""
     if not query.is_cuda:
-        return causal_attention(query, key, value, packed, scaling)
+        return causal_attention(query, key, value, packed, Scores(scaling=scaling))
     bounds, length = packed.cu_seqlens, packed.max_length
     output: Tensor = _flash_attention().flash_attn_varlen_func(
         query,

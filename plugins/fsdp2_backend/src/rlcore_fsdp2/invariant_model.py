@@ -18,7 +18,8 @@ from torch.nn import functional as F
 from rlcore_fsdp2 import invariant_kernels as kernels
 from rlcore_torchkit.architectures.decoders import layers_of
 from rlcore_torchkit.head.logprobs import HeadLogprobs, own_head
-from rlcore_torchkit.layers.attention import PackedSequences, causal_attention
+from rlcore_torchkit.layers.attention import PackedSequences
+from rlcore_torchkit.layers.packed_attention import Scores, causal_attention
 
 
 def use_invariant_kernels(model: Any) -> None:
@@ -111,8 +112,9 @@ class InvariantAttention(nn.Module):
         query, key = self.q_norm(query), self.k_norm(key)
         places = {"positions": packed.position_ids[0], "table": self.rotary_table.like(query)}
         query, key = _computed(partial(kernels.rotate, **places), partial(kernels.rotated_by_torch, **places), query, key)
-        among = {"packed": packed, "scaling": self.scaling}
-        output: Tensor = _computed(partial(kernels.attention, **among), partial(causal_attention, **among), query, key, value)
+        by_kernels = partial(kernels.attention, packed=packed, scaling=self.scaling)
+        by_torch = partial(causal_attention, packed=packed, scores=Scores(scaling=self.scaling))
+        output: Tensor = _computed(by_kernels, by_torch, query, key, value)
         return self.o_proj(output.flatten(1))[None], None
 
 

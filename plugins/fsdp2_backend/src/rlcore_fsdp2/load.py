@@ -12,9 +12,9 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from rlcore.spi import ContractError, ModelSpec, Problem
+from rlcore.spi import ContractError, ModelSpec, Problem, ShardSlice
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
-from rlcore_fsdp2.sharding import LocalShard, is_first_copy, local, send_copies
+from rlcore_fsdp2.sharding import bounds_of, held_part, is_first_copy, local, send_copies
 from rlcore_torchkit.adapters.lora_targets import is_adapter
 from rlcore_torchkit.architectures.modules import ModuleNames
 from rlcore_torchkit.distributed.agreement import together
@@ -70,7 +70,7 @@ class _FileTensor:
 
     name: str
     shape: tuple[int, ...]
-    block: LocalShard
+    block: ShardSlice
     """The block of the parameter that it fills: the tensor's shape, after dimensions of 1 where the parameter has more."""
 
 
@@ -94,7 +94,7 @@ def _file_tensors(name: str, shape: tuple[int, ...], modules: ModuleNames, files
     match = _EXPERTS.fullmatch(name)
     if match is None or name in files:
         found = bare if bare in files and name not in files else name
-        yield _FileTensor(name=found, shape=shape, block=LocalShard(global_shape=shape, offset=(0,) * len(shape), shape=shape))
+        yield _FileTensor(name=found, shape=shape, block=ShardSlice(found, (0,) * len(shape), shape))
         return
     prefix, kind = match.groups()
     projections = (modules.gate, modules.up) if kind == "gate_up_proj" else (modules.down,)
@@ -102,8 +102,9 @@ def _file_tensors(name: str, shape: tuple[int, ...], modules: ModuleNames, files
     size = rows // len(projections)
     for expert in range(num_experts):
         for number, projection in enumerate(projections):
-            block = LocalShard(global_shape=shape, offset=(expert, number * size, 0), shape=(1, size, columns))
-            yield _FileTensor(name=f"{prefix}.{expert}.{projection}.weight", shape=(size, columns), block=block)
+            found = f"{prefix}.{expert}.{projection}.weight"
+            block = ShardSlice(found, (expert, number * size, 0), (expert + 1, (number + 1) * size, columns))
+            yield _FileTensor(name=found, shape=(size, columns), block=block)
 
 
 def _problems(tensor: _FileTensor, files: TensorFiles) -> Iterator[Problem]:
@@ -115,19 +116,19 @@ def _problems(tensor: _FileTensor, files: TensorFiles) -> Iterator[Problem]:
 
 
 def _fill(parameter: Tensor, tensor: _FileTensor, files: TensorFiles) -> None:
-    overlap = LocalShard.of(parameter).overlap(tensor.block)
-    if overlap is not None:
-        into, bounds = overlap
-        local(parameter)[into].copy_(files.read(tensor.name, bounds[-len(tensor.shape) :]))
+    held = held_part(tensor.name, parameter)
+    part = held.common(tensor.block)
+    if part.size:
+        bounds = part.within(tensor.block)[-len(tensor.shape) :]
+        local(parameter)[part.within(held)].copy_(files.read(tensor.name, bounds))
 
 
 def _check_tied(parameters: Mapping[str, Tensor], embedding: str, head: str, files: TensorFiles) -> None:
     """ModelError where the files have a head of its own for a model whose head is said to be its embedding."""
     weight = parameters[embedding]
-    part = LocalShard.of(weight)
-    bounds = [slice(start, start + length) for start, length in zip(part.offset, part.shape, strict=True)]
-    if head not in files or part.is_empty:
+    part = held_part(embedding, weight)
+    if head not in files or not part.size:
         return
-    if not torch.equal(files.read(head, bounds).to(local(weight)), local(weight)):
+    if not torch.equal(files.read(head, bounds_of(part)).to(local(weight)), local(weight)):
         found = f"{head} that is not {embedding}"
         files.raise_problems([files.problem(found, "one tensor, or tie_word_embeddings = false in config.json")])

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from rlcore.spi import ModelSpec
-from rlcore_fsdp2.sharding import LocalShard, local
+from rlcore_fsdp2.sharding import fill
 from rlcore_torchkit.adapters.lora_targets import is_adapter
 from rlcore_torchkit.distributed.agreement import first_rank, together
 from rlcore_torchkit.huggingface.models import load_model
@@ -30,9 +30,7 @@ def load_from_first(model: Any, spec: ModelSpec, device: torch.device, *, parame
         if is_adapter(name):
             continue
         whole = _send(None if source is None else source.get_parameter(name), parameter.shape, parameter.dtype, device)
-        part = LocalShard.of(parameter)
-        bounds = tuple(slice(start, start + length) for start, length in zip(part.offset, part.shape, strict=True))
-        local(parameter).copy_(whole[bounds])
+        fill(parameter, whole)
     for name, buffer in list(model.named_buffers()):
         whole = _send(None if source is None else source.get_buffer(name), buffer.shape, dtypes[name], device)
         owner, _, key = name.rpartition(".")

@@ -2,16 +2,18 @@
 
 from collections.abc import Iterable
 from math import prod
+from operator import add
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from attrs import evolve, frozen
+from attrs import evolve
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from rlcore.spi import ShardSlice
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.layout import Meshes
 from rlcore_torchkit.architectures.decoders import described_family, layers_of
@@ -86,39 +88,26 @@ def send_copies(tensors: Iterable[Tensor]) -> None:
                 dist.broadcast(part, group=mesh.get_group(dim), group_src=0)
 
 
-@frozen(kw_only=True)
-class LocalShard:
-    """A block of a global tensor."""
+def held_part(name: str, tensor: Tensor) -> ShardSlice:
+    """The part of a tensor that this rank holds."""
+    shape, start = tuple(tensor.shape), (0,) * tensor.ndim
+    if isinstance(tensor, DTensor):
+        shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return ShardSlice(name, tuple(start), tuple(map(add, start, shape)))
 
-    global_shape: tuple[int, ...]
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
 
-    @classmethod
-    def of(cls, tensor: Tensor) -> "LocalShard":
-        """This rank's block of `tensor`."""
-        if not isinstance(tensor, DTensor):
-            return cls(global_shape=tuple(tensor.shape), offset=(0,) * tensor.ndim, shape=tuple(tensor.shape))
-        shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-        return cls(global_shape=tuple(tensor.shape), offset=tuple(offset), shape=tuple(shape))
+def written_part(name: str, tensor: Tensor) -> ShardSlice:
+    """`held_part`, empty where another rank writes the same."""
+    part = held_part(name, tensor)
+    return part if is_first_copy(tensor) else evolve(part, stop=part.start)
 
-    @classmethod
-    def written(cls, tensor: Tensor) -> "LocalShard":
-        """This rank's block, empty where another rank writes the same."""
-        part = cls.of(tensor)
-        return part if is_first_copy(tensor) else evolve(part, shape=(0,) * tensor.ndim)
 
-    @property
-    def is_empty(self) -> bool:
-        return 0 in self.shape
+def bounds_of(part: ShardSlice) -> tuple[slice, ...]:
+    """Where a part lies in its tensor."""
+    return tuple(map(slice, part.start, part.stop))
 
-    def overlap(self, other: "LocalShard") -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-        """Return the common part of the two blocks, as slices into this one and into the other; None where they have none."""
-        mine, theirs = [], []
-        for begin, size, other_begin, other_size in zip(self.offset, self.shape, other.offset, other.shape, strict=True):
-            first, beyond = max(begin, other_begin), min(begin + size, other_begin + other_size)
-            if first >= beyond:
-                return None
-            mine.append(slice(first - begin, beyond - begin))
-            theirs.append(slice(first - other_begin, beyond - other_begin))
-        return tuple(mine), tuple(theirs)
+
+def fill(tensor: Tensor, whole: Tensor) -> None:
+    """Copy this rank's part of `whole` into `tensor`, without gradients."""
+    with torch.no_grad():
+        local(tensor).copy_(whole[bounds_of(held_part("", tensor))])

@@ -6,7 +6,7 @@ from typing import Generic, Protocol, TypeVar
 from torch import Tensor
 
 from rlcore.spi import ShardSlice, TensorSpec
-from rlcore_fsdp2.sharding import LocalShard, local
+from rlcore_fsdp2.sharding import held_part, local
 from rlcore_torchkit.refit.shard_sender import ReadParts
 
 
@@ -29,7 +29,7 @@ class Parts(Generic[ExportedT]):
         self._parameters = parameters
         self._owners = {name: each for each in exported for name in each.shapes}
         self._blocks = {
-            name: _block(name, parameters[each.parameter]) for name, each in self._owners.items() if is_sent_as_held(each)
+            name: held_part(name, parameters[each.parameter]) for name, each in self._owners.items() if is_sent_as_held(each)
         }
 
     def held(self) -> list[ShardSlice]:
@@ -59,9 +59,3 @@ class Parts(Generic[ExportedT]):
             return found
 
         return read
-
-
-def _block(name: str, parameter: Tensor) -> ShardSlice:
-    block = LocalShard.of(parameter)
-    stop = tuple(first + size for first, size in zip(block.offset, block.shape, strict=True))
-    return ShardSlice(name, block.offset, stop)

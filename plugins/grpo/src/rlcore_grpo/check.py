@@ -9,35 +9,26 @@ from rlcore_grpo.config import GrpoConfig
 
 WITH_RATIO = ("clipped", "cispo", "sapo")
 """Objectives of a ratio that may be that of the sequence; the others have one of their own, or none."""
+OF_TOKENS = 'Set ratio to "token", or to "sequence_token", whose gradient is each token\'s own.'
 OF_GROUPS = ("std", "leave_one_out_std", "mean")
 """Normalisations by what a group's rewards are."""
 
 
 def check(context: CheckContext, config: GrpoConfig) -> Sequence[Problem]:
-    """Return the impossible combinations of options."""
-    problems = [*advantage_problems(context, config), *loss_problems(config)]
-    return [evolve(problem, path=problem.path.replace(GrpoConfig.section, config.section, 1)) for problem in problems]
+    """Return the combinations of options that are impossible, and options that do nothing beside the others."""
+    found = (
+        *_of_divergence(config),
+        *_of_normalisation(config),
+        *_of_turns(context, config),
+        *_of_components(config),
+        *_of_objective(config),
+        *_of_importance(config),
+        *_unused(config),
+    )
+    return [evolve(problem, path=problem.path.replace(GrpoConfig.section, config.section, 1)) for problem in found]
 
 
-def advantage_problems(context: CheckContext, config: GrpoConfig) -> list[Problem]:
-    """The combinations of options of AdvantageConfig that make no sense."""
-    return [
-        *_normalisation_problems(config),
-        *_turn_problems(context, config),
-        *_component_problems(config),
-        *_kl_problems(config),
-        *_unused_problems(config),
-    ]
-
-
-def _kl_problems(config: GrpoConfig) -> Iterator[Problem]:
-    if config.kl_placement != "loss" and not config.kl_coefficient and config.is_set("kl_placement"):
-        yield Problem(
-            path="algorithm.grpo.kl_placement",
-            found=f'"{config.kl_placement}", with kl_coefficient = 0, so without any KL divergence',
-            expected='"loss", the default',
-            remedy="Set a kl_coefficient, or leave the key out.",
-        )
+def _of_divergence(config: GrpoConfig) -> Iterator[Problem]:
     if config.kl_placement == "reward" and config.kl_coefficient and config.advantage_normalisation != "none":
         yield Problem(
             path="algorithm.grpo.kl_placement",
@@ -45,35 +36,16 @@ def _kl_problems(config: GrpoConfig) -> Iterator[Problem]:
             "divergences of samples of equal rewards, or their roundings, to the size of rewards",
             expected='"loss" or "reward_to_go", or advantage_normalisation = "none"',
         )
-    of_sequence = config.objective == "gmpo" or config.ratio in ("sequence", "sequence_product")
-    if config.kl_placement == "reward_to_go" and config.kl_coefficient and of_sequence:
+    if config.kl_placement == "reward_to_go" and config.kl_coefficient and _is_of_sequence(config):
         yield Problem(
             path="algorithm.grpo.kl_placement",
             found='"reward_to_go" with one ratio for the whole sequence, whose gradient mixes the advantages of its tokens',
             expected='"reward" or "loss"',
-            remedy='Or set ratio to "token", or to "sequence_token", whose gradient is each token\'s own.',
-        )
-    if config.kl_placement != "loss" and config.is_set("kl_gradient"):
-        yield Problem(
-            path="algorithm.grpo.kl_gradient",
-            found=f'"{config.kl_gradient}", with kl_placement = "{config.kl_placement}"',
-            expected="the default: no gradient goes through a reward",
+            remedy=OF_TOKENS,
         )
 
 
-def _unused_problems(config: GrpoConfig) -> Iterator[Problem]:
-    for key, needed in (("length_penalty_weight", None), ("length_penalty_buffer", "soft_overlong")):
-        unused = config.length_penalty == "none" or needed not in (None, config.length_penalty)
-        if unused and config.is_set(key):
-            yield Problem(
-                path=f"algorithm.grpo.{key}",
-                found=f'{getattr(config, key):g}, with length_penalty = "{config.length_penalty}"',
-                expected="no such key: there is nothing that it applies to",
-                remedy=f'Set length_penalty to "{needed or "soft_overlong"}", or leave the key out.',
-            )
-
-
-def _normalisation_problems(config: GrpoConfig) -> Iterator[Problem]:
+def _of_normalisation(config: GrpoConfig) -> Iterator[Problem]:
     baseline, normalisation = config.advantage_baseline, config.advantage_normalisation
     expected = None
     if not config.compares_groups and normalisation in OF_GROUPS:
@@ -93,7 +65,7 @@ def _normalisation_problems(config: GrpoConfig) -> Iterator[Problem]:
         )
 
 
-def _turn_problems(context: CheckContext, config: GrpoConfig) -> Iterator[Problem]:
+def _of_turns(context: CheckContext, config: GrpoConfig) -> Iterator[Problem]:
     if config.advantage_per != "turn":
         return
     if context.max_turns == 1:
@@ -112,17 +84,8 @@ def _turn_problems(context: CheckContext, config: GrpoConfig) -> Iterator[Proble
             )
 
 
-def _component_problems(config: GrpoConfig) -> Iterator[Problem]:
-    if config.reward_aggregation == "sum":
-        if config.reward_weights:
-            yield Problem(
-                path="algorithm.grpo.reward_weights",
-                found=f'{", ".join(config.reward_weights)}, with reward_aggregation = "sum"',
-                expected="no weights: the environment's reward is taken as it is",
-                remedy='Set reward_aggregation to "normalise_then_sum".',
-            )
-        return
-    if config.advantage_normalisation not in ("std", "leave_one_out_std"):
+def _of_components(config: GrpoConfig) -> Iterator[Problem]:
+    if config.reward_aggregation != "sum" and config.advantage_normalisation not in ("std", "leave_one_out_std"):
         yield Problem(
             path="algorithm.grpo.advantage_normalisation",
             found=f'"{config.advantage_normalisation}", with reward_aggregation = "normalise_then_sum"',
@@ -130,19 +93,7 @@ def _component_problems(config: GrpoConfig) -> Iterator[Problem]:
         )
 
 
-def loss_problems(config: GrpoConfig) -> list[Problem]:
-    """The combinations of options that make no sense."""
-    return [*_of_objective(config), *_of_importance(config), *_of_entropy(config), *_unused(config)]
-
-
 def _of_objective(config: GrpoConfig) -> Iterator[Problem]:
-    if config.loss_normalisation != "constant" and config.constant_length is not None:
-        yield Problem(
-            path="algorithm.grpo.constant_length",
-            found=f"{config.constant_length} with loss_normalisation = {config.loss_normalisation!r}",
-            expected='no length, which loss_normalisation = "constant" alone divides by',
-            remedy="Leave it out.",
-        )
     if config.ratio != "token" and config.objective not in WITH_RATIO:
         yield Problem(
             path="algorithm.grpo.ratio",
@@ -150,20 +101,12 @@ def _of_objective(config: GrpoConfig) -> Iterator[Problem]:
             expected='"token"',
             remedy=f"Leave ratio out, or choose an objective that takes it: {', '.join(WITH_RATIO)}.",
         )
-    if config.dual_clip is not None and config.objective != "clipped":
-        yield Problem(
-            path="algorithm.grpo.dual_clip",
-            found=f"{config.dual_clip} with objective = {config.objective!r}, which it does not bound",
-            expected='none, or objective = "clipped"',
-            remedy="Leave it out.",
-        )
-    of_sequence = config.objective == "gmpo" or config.ratio in ("sequence", "sequence_product")
-    if of_sequence and config.advantage_per == "turn":
+    if _is_of_sequence(config) and config.advantage_per == "turn":
         yield Problem(
             path="algorithm.grpo.advantage_per",
             found='"turn" with one ratio for the whole sequence, whose gradient mixes the advantages of its turns',
             expected='"episode"',
-            remedy='Set ratio to "token", or to "sequence_token", whose gradient is each token\'s own.',
+            remedy=OF_TOKENS,
         )
 
 
@@ -203,9 +146,6 @@ def _of_importance(config: GrpoConfig) -> Iterator[Problem]:
                 expected='"trainer" or "auto"',
                 remedy="Leave previous_logprobs out.",
             )
-
-
-def _of_entropy(config: GrpoConfig) -> Iterator[Problem]:
     if config.entropy_minimum is not None and config.entropy_metric == "estimate":
         yield Problem(
             path="algorithm.grpo.entropy_metric",
@@ -218,6 +158,8 @@ def _of_entropy(config: GrpoConfig) -> Iterator[Problem]:
 def _unused(config: GrpoConfig) -> Iterator[Problem]:
     objective, clips = config.objective, ("clipped", "clip_cov", "cispo", "gmpo")
     needs: Mapping[str, tuple[bool, str]] = {
+        "constant_length": (config.loss_normalisation == "constant", 'loss_normalisation = "constant"'),
+        "dual_clip": (objective == "clipped", 'objective = "clipped"'),
         "clip_low": (objective in clips, f"objective = one of {', '.join(clips)}"),
         "clip_high": (objective in clips, f"objective = one of {', '.join(clips)}"),
         **dict.fromkeys(_names("sapo_"), (objective == "sapo", 'objective = "sapo"')),
@@ -226,6 +168,11 @@ def _unused(config: GrpoConfig) -> Iterator[Problem]:
         "covariance_minimum": (objective == "clip_cov", 'objective = "clip_cov"'),
         "covariance_maximum": (objective == "clip_cov", 'objective = "clip_cov"'),
         "covariance_penalty": (objective == "kl_cov", 'objective = "kl_cov"'),
+        "reward_weights": (config.reward_aggregation != "sum", 'reward_aggregation = "normalise_then_sum"'),
+        "length_penalty_weight": (config.length_penalty != "none", "a length_penalty"),
+        "length_penalty_buffer": (config.length_penalty == "soft_overlong", 'length_penalty = "soft_overlong"'),
+        "kl_placement": (config.kl_coefficient > 0, "kl_coefficient above 0"),
+        "kl_gradient": (config.kl_placement == "loss", 'kl_placement = "loss": no gradient goes through a reward'),
         "kl_importance": (config.kl_coefficient > 0, "kl_coefficient above 0"),
         "importance_bound": (config.importance_correction != "none", "an importance_correction"),
         "importance_minimum": (config.importance_correction != "none", "an importance_correction"),
@@ -238,6 +185,11 @@ def _unused(config: GrpoConfig) -> Iterator[Problem]:
                 expected=f"{needed}, or no such key",
                 remedy="Leave the key out.",
             )
+
+
+def _is_of_sequence(config: GrpoConfig) -> bool:
+    """Return whether the loss has one ratio for a whole sequence."""
+    return config.objective == "gmpo" or config.ratio in ("sequence", "sequence_product")
 
 
 def _names(prefix: str) -> list[str]:

@@ -10,11 +10,12 @@ from rlcore import spi
 from rlcore.spi.arrays import Int64Array
 from rlcore_mlx.cache import Cache
 from rlcore_mlx.decoder import Decoder, Weights
-from rlcore_mlx.directory import load_weights, shape_problems
+from rlcore_mlx.directory import load_weights
 from rlcore_mlx.export import digest_of
 from rlcore_mlx.provider import MlxGeneratorConfig
 from rlcore_mlx.sampling import position_keys, sample_tokens
 from rlcore_torchkit.generation import FinishedSample, check_sampling, join_samples, sample_limits
+from rlcore_torchkit.refit.arrivals import check_digests, check_names, check_shape, check_specs, refuse
 
 
 class MlxGenerator:
@@ -78,18 +79,19 @@ class MlxGenerator:
     @spi.hookimpl
     def refit(self, request: spi.RefitRequest) -> spi.RefitResult:
         self.weights = {}
+        check_specs(request.weights.specs, self.shapes)
         received: dict[str, mx.array] = {}
         digests: dict[str, int] = {}
         for bucket in request.weights.buckets:
+            check_names([named.name for named in bucket.tensors], self.shapes, received)
             for named in bucket.tensors:
                 tensor = mx.array(named.tensor)
+                check_shape(named.name, tensor.shape, self.shapes)
                 digests[named.name] = digest_of(tensor)
-                if named.name in received or digests[named.name] != named.digest:
-                    raise spi.RefitError(f"refit: {named.name} came twice, or changed on the way. Nothing may be generated now")
                 received[named.name] = tensor.astype(self.dtype)
+            check_digests(digests, {named.name: named.digest for named in bucket.tensors})
         mx.eval(received)
-        if problems := shape_problems({name: tuple(tensor.shape) for name, tensor in received.items()}, self.shapes):
-            raise spi.RefitError(f"refit: {'; '.join(problems)}. Do trainer and generator name one model?")
+        refuse("missing from the buckets", self.shapes.keys() - received.keys())
         self.weights = received
         return spi.RefitResult(weight_version=request.weight_version, digests=digests)
 

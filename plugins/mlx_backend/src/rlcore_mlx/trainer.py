@@ -1,6 +1,5 @@
 """Trainer `mlx`: one device, the whole batch's gradient in float32, AdamW."""
 
-from math import isfinite
 from pathlib import Path
 
 import mlx.core as mx
@@ -9,13 +8,15 @@ import numpy as np
 from rlcore import spi
 from rlcore.files import storage_errors
 from rlcore_mlx.decoder import Decoder, Weights, cast
-from rlcore_mlx.directory import load_weights, save_tensors, save_weights, shape_problems
+from rlcore_mlx.directory import load_weights, save_tensors, save_weights
 from rlcore_mlx.export import make_buckets
 from rlcore_mlx.figures import token_figures
 from rlcore_mlx.gradients import StepGradients
 from rlcore_mlx.optimizer import AdamW, global_norm
 from rlcore_mlx.provider import MlxTrainerConfig
 from rlcore_torchkit.trainer.loss_gradients import total_loss
+from rlcore_torchkit.trainer.step_stats import StepStats, check_bounds, check_finite, check_state
+from rlcore_torchkit.trainer.trainer_hooks import check_same_shapes, requested_model
 
 STATE_FILE = "mlx.safetensors"
 
@@ -38,31 +39,26 @@ class MlxTrainer:
 
     @spi.hookimpl
     def train_step(self, request: spi.TrainStepRequest) -> spi.TrainStepResult:
-        self.require(request.weight_version)
+        self.require("train_step", request.weight_version)
         step = StepGradients(request, self.decoder, self.context.model.dtype, self.config.max_chunk_logits)
         for batch in request.microbatches:
             step.add(self.weights, batch)
         loss, metrics = total_loss(step.losses)
-        norm = global_norm(step.gradients)
-        if not isfinite(loss) or not isfinite(norm):
-            raise spi.NonFiniteError(f"the loss is {loss}, the gradient's norm {norm}; the state before the step is kept")
-        if exceeded := {name: metrics[name] for name, bound in request.bounds.items() if metrics.get(name, bound) > bound}:
-            found = ", ".join(f"{name} {exceeded[name]:.6g} (at most {request.bounds[name]:.6g})" for name in exceeded)
-            raise spi.BoundError(f"train_step: found {found}; the state before the step is kept", exceeded)
+        stats = StepStats(loss=loss, grad_norm=global_norm(step.gradients), metrics=metrics)
+        check_finite(
+            stats, self.version, lambda: [name for name, each in step.gradients.items() if not mx.isfinite(each).all()]
+        )
+        check_bounds(stats, request.bounds, self.version)
         rate = self.context.learning_rate(request.schedule_step)
-        self.weights = self.optimizer.update(self.weights, step.gradients, norm, rate, self.version + 1)
+        self.weights = self.optimizer.update(self.weights, step.gradients, stats.grad_norm, rate, self.version + 1)
         self.version += 1
         logprobs = tuple(step.logprobs) if request.logprobs else None
-        return spi.TrainStepResult(
-            weight_version=self.version, loss=loss, grad_norm=norm, learning_rate=rate, metrics=metrics, logprobs=logprobs
-        )
+        return stats.result(weight_version=self.version, learning_rate=rate, logprobs=logprobs)
 
     @spi.hookimpl
     def get_logprobs(self, request: spi.LogprobsRequest) -> spi.LogprobsResult:
-        self.require(request.weight_version)
-        asked = self.policy() if request.model == "policy" else self.reference
-        if asked is None:
-            raise spi.ContractError("get_logprobs: found a request for the reference; expected needs_reference in the context")
+        self.require("get_logprobs", request.weight_version)
+        asked = requested_model(request, self.policy(), self.reference)
         found = []
         for batch in request.microbatches:
             figures = token_figures(*asked, batch, request.temperature, self.config.max_chunk_logits)
@@ -72,7 +68,7 @@ class MlxTrainer:
 
     @spi.hookimpl
     def export_weights(self, request: spi.ExportWeightsRequest) -> spi.WeightExport:
-        self.require(request.weight_version)
+        self.require("export_weights", request.weight_version)
         shapes = self.decoder.shapes()
         specs = tuple(spi.TensorSpec(name=name, shape=shape, dtype=request.dtype) for name, shape in shapes.items())
         buckets = make_buckets(self.weights, request.dtype, request.max_bucket_bytes)
@@ -87,8 +83,6 @@ class MlxTrainer:
     def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:
         if request.kind == "hf":
             return spi.SaveStateResult(files=save_weights(self.policy()[1], self.context.model, request.directory))
-        if request.kind != "resume":
-            raise spi.ContractError(f"save_state: found kind {request.kind}; expected resume or hf: there are no adapters")
         with storage_errors("the trainer's state", request.directory):
             save_tensors(request.directory / STATE_FILE, self.state(), {"weight_version": str(self.version)})
         return spi.SaveStateResult(files=(STATE_FILE,))
@@ -106,9 +100,8 @@ class MlxTrainer:
         self.weights, self.reference, self.optimizer.first, self.optimizer.second = {}, None, {}, {}
         mx.clear_cache()
 
-    def require(self, version: int) -> None:
-        if version != self.version:
-            raise spi.ContractError(f"found weight version {version} in the request; expected {self.version}, the one held")
+    def require(self, hook: str, version: int) -> None:
+        check_state(hook, version, self.version, failed_midway=False)
 
     def policy(self) -> tuple[Decoder, Weights]:
         """The model and its weights, in the dtype that they are computed with."""
@@ -128,7 +121,5 @@ def read_state(file: Path, like: Weights) -> tuple[Weights, int]:
         version = int(metadata["weight_version"])
     except (OSError, RuntimeError, KeyError, ValueError) as error:
         raise spi.CheckpointError(f"{file} cannot be read: {error}") from error
-    found, expected = ({name: tuple(tensor.shape) for name, tensor in each.items()} for each in (state, like))
-    if problems := shape_problems(found, expected):
-        raise spi.CheckpointError(f"{file} is of another model: {'; '.join(problems)}")
+    check_same_shapes(file, *({name: tuple(tensor.shape) for name, tensor in each.items()} for each in (state, like)))
     return state, version

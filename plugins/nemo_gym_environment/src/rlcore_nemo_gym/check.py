@@ -11,9 +11,9 @@ import aiohttp
 from rlcore.schema.homes import expanded
 from rlcore.spi import CheckContext, ConfigError, DataError, Problem
 from rlcore_nemo_gym.agent_servers import OK, agent_addresses, bounded_text, instances_url, listed
-from rlcore_nemo_gym.config import NemoGymConfig
+from rlcore_nemo_gym.config import SECTION, NemoGymConfig
+from rlcore_nemo_gym.policy_server import listening
 from rlcore_nemo_gym.rows import agent_of, read_rows
-from rlcore_nemo_gym.server_thread import SECTION, listening
 
 ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:[1-9]\d{0,4})?/?")
 TIMEOUT_S = 5.0

@@ -6,6 +6,8 @@ from attrs import frozen
 
 from rlcore.schema.constraints import Finite, PathText, Positive, Seconds, Text, between
 
+SECTION = "environment.nemo_gym"
+
 
 @frozen(kw_only=True)
 class NemoGymConfig:

@@ -9,10 +9,9 @@ import aiohttp
 from rlcore.schema.types import is_number
 from rlcore.spi import DataError, EnvironmentContext, EpisodeResult, RewardError, Row, SessionEndpoint
 from rlcore_nemo_gym.agent_servers import find_agent, run_episode
-from rlcore_nemo_gym.config import NemoGymConfig
+from rlcore_nemo_gym.config import SECTION, NemoGymConfig
 from rlcore_nemo_gym.policy_server import KEY, PolicyEpisode, PolicyServer
 from rlcore_nemo_gym.rows import PARAMS, agent_of, params_of, read_rows
-from rlcore_nemo_gym.server_thread import SECTION
 from rlcore_workers.functions import brief
 
 FAILURE = "_ng_failure_class"

@@ -18,7 +18,8 @@ from aiohttp import web
 from attrs import define
 
 from rlcore.spi import SessionEndpoint
-from rlcore_nemo_gym.server_thread import ServerThread, listening
+from rlcore_nemo_gym.config import SECTION
+from rlcore_workers import http_server
 
 KEY = "rlcore_episode"
 """The key of metadata that names an episode."""
@@ -26,6 +27,12 @@ MAX_BODY_BYTES = 64 * 2**20
 TOO_LONG = "context_length_exceeded"
 """The code of a session's refusal of a prompt that leaves no room for an answer."""
 _CLIENT = web.AppKey("client", aiohttp.ClientSession)
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens there. ConfigError where that cannot be."""
+    remedy = "End what listens there, another run maybe, or choose another port here and in NeMo Gym's openai_base_url."
+    return http_server.listening(host, port, (f"{SECTION}.policy_host", f"{SECTION}.policy_port"), remedy)
 
 
 @define(kw_only=True, eq=False)
@@ -56,7 +63,7 @@ class PolicyServer:
         self._developer_as_system = developer_as_system
         self._episodes: dict[str, PolicyEpisode] = {}
         self._starting = threading.Lock()
-        self._thread: ServerThread | None = None
+        self._thread: http_server.ServerThread | None = None
         self._socket: socket.socket | None = listening(host, port)
 
     @contextmanager
@@ -66,7 +73,7 @@ class PolicyServer:
         with self._starting:
             if self._thread is None:
                 listens, self._socket = self._socket or listening(self._host, self._port), None
-                thread = ServerThread(self._application(), listens)
+                thread = http_server.ServerThread(self._application(), listens, name="rlcore-nemo-gym")
                 thread.start()
                 self._thread = thread
         key = secrets.token_hex(16)

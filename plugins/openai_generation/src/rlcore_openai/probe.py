@@ -5,9 +5,10 @@ from typing import Any
 
 from attrs import frozen
 
+from rlcore.schema.listing import listed
 from rlcore.spi import FinishReason, Problem, SamplingParams
 from rlcore_openai.check import SECTION
-from rlcore_openai.endpoint import Endpoint
+from rlcore_openai.endpoint import SHOWN, Endpoint
 from rlcore_openai.errors import LostAnswerError, WrongAnswerError
 from rlcore_openai.samples import CompletionRequest, Sample
 from rlcore_openai.tokenizer import Decode, same_text
@@ -35,8 +36,8 @@ async def probe(endpoint: Endpoint, model: str | None, max_sequence_length: int,
     """
     count = min(TOKENS, max_sequence_length - 1)
     try:
-        listed = await endpoint.models()
-        if problem := _model_problem(endpoint, listed, model, max_sequence_length):
+        cards = await endpoint.models()
+        if problem := _model_problem(endpoint, cards, model, max_sequence_length):
             return Probed(problems=[problem])
         sampling = SamplingParams(top_k=1)
         await endpoint.complete(CompletionRequest(number=0, prompt=[1], seed=0, max_tokens=count, sampling=sampling), sample)
@@ -49,23 +50,24 @@ async def probe(endpoint: Endpoint, model: str | None, max_sequence_length: int,
         lacking = "" if sample.tokens else ": token ids are what return_token_ids asks for"
         return Probed(problems=[_problem(endpoint, found, f"{count}, cut by their length{lacking}")])
     if not same_text(sample.text, own := decode(sample.tokens)):
-        found = f"tokens {sample.tokens} as the text {sample.text!r}, which by the tokenizer of model.path are {own[-1]!r}"
+        told, read = (f"{text!r:.{SHOWN}}" for text in (sample.text, own[-1]))
+        found = f"tokens {sample.tokens} as the text {told}, which by the tokenizer of model.path are {read}"
         remedy = "Set model.path to the model that is served there, or its tokenizer's."
         return Probed(problems=[_problem(endpoint, found, "the tokenizer that the recipe has", remedy)])
     return Probed(tells_raw=sample.logprobs[0] < CERTAIN)
 
 
 def _model_problem(
-    endpoint: Endpoint, listed: Sequence[dict[str, Any]], model: str | None, max_sequence_length: int
+    endpoint: Endpoint, cards: Sequence[dict[str, Any]], model: str | None, max_sequence_length: int
 ) -> Problem | None:
     """Set the endpoint's model, or say why there is none."""
-    names = [str(card.get("id")) for card in listed]
+    names = [str(card.get("id")) for card in cards]
     wanted = model if model is not None or len(names) != 1 else names[0]
     if wanted not in names:
-        found = f"{model!r}, where {endpoint.url} has {', '.join(names) or 'none'}"
+        found = f"{model!r}, where {endpoint.url} has {listed([f'{name:.60}' for name in names], 8) or 'none'}"
         return Problem(path=f"{SECTION}.model", found=found, expected="one of the endpoint's models")
     endpoint.model = str(wanted)
-    longest = listed[names.index(endpoint.model)].get("max_model_len")
+    longest = cards[names.index(endpoint.model)].get("max_model_len")
     if isinstance(longest, int) and longest < max_sequence_length:
         found = f"sequences of up to {longest} tokens"
         return _problem(endpoint, found, f"at least {max_sequence_length}, the most that the run has", "Lower [rollout].")

@@ -8,7 +8,7 @@ from attrs import frozen
 
 from rlcore.spi import RewardError
 from rlcore_openenv.config import OpenEnvConfig
-from rlcore_workers.functions import brief, load_function, place_in
+from rlcore_workers.functions import brief, call, load_function
 
 ACTION_KEY = "environment.openenv.action_function"
 ACTION_FORM = 'a function of (answer, observation), as "FILE.py:FUNCTION" or "MODULE:FUNCTION", not async'
@@ -95,11 +95,7 @@ def _call(call: Mapping[str, Any]) -> Attempt:
 
 def _by_function(function: Callable[..., Any]) -> Translate:
     def translate(message: Mapping[str, Any], observation: Mapping[str, Any]) -> Sequence[Attempt]:
-        try:
-            said = function(_text(message), dict(observation))
-        except Exception as error:
-            raised = f"raised {type(error).__name__}{place_in(function, error)}: {error}"
-            raise RewardError(f"{ACTION_KEY} {raised}") from error
+        said = call(function, ACTION_KEY, _text(message), dict(observation))
         if said is not None and not isinstance(said, Mapping):
             raise RewardError(f"{ACTION_KEY} returned {brief(said)}; expected a mapping, or None where there is no action")
         return [Attempt(action=said, fault="The answer has no action in it.")]

@@ -1,6 +1,5 @@
 """Checks of the section, before any server is asked."""
 
-import inspect
 from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
@@ -8,7 +7,7 @@ from rlcore.spi import CheckContext, ConfigError, Problem
 from rlcore_openenv.actions import ACTION_FORM, ACTION_KEY
 from rlcore_openenv.config import OpenEnvConfig
 from rlcore_openenv.views import OBSERVATION_FORM, OBSERVATION_KEY
-from rlcore_workers.functions import is_async, load_function
+from rlcore_workers.functions import load_fitting
 
 SECTION = "environment.openenv"
 
@@ -55,15 +54,8 @@ def _function_problems(config: OpenEnvConfig) -> Iterator[Problem]:
         (config.observation_function, OBSERVATION_KEY, OBSERVATION_FORM, 1),
     )
     for path, key, expected, num_arguments in forms:
-        if path is None:
-            continue
         try:
-            function = load_function(path, key, expected)
-            inspect.signature(function).bind(*[None] * num_arguments)
+            if path is not None:
+                load_fitting(path, key, expected, num_arguments)
         except ConfigError as error:
             yield from error.problems
-        except (TypeError, ValueError) as error:
-            yield Problem(path=key, found=f"{path!r}: {error}", expected=expected)
-        else:
-            if is_async(function):
-                yield Problem(path=key, found=f"{path!r}, which is an `async def`", expected=expected)

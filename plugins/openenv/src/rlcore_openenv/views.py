@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from rlcore.spi import PluginError, RewardError
 from rlcore_openenv.config import OpenEnvConfig
-from rlcore_workers.functions import brief, load_function, place_in
+from rlcore_workers.functions import brief, call, load_function
 
 OBSERVATION_KEY = "environment.openenv.observation_function"
 OBSERVATION_FORM = 'a function of (observation), as "FILE.py:FUNCTION" or "MODULE:FUNCTION", not async'
@@ -53,11 +53,7 @@ def _as_text(value: object) -> str:
 
 def _by_function(function: Callable[..., Any]) -> Show:
     def show(observation: Mapping[str, Any]) -> str:
-        try:
-            said = function(dict(observation))
-        except Exception as error:
-            raised = f"raised {type(error).__name__}{place_in(function, error)}: {error}"
-            raise RewardError(f"{OBSERVATION_KEY} {raised}") from error
+        said = call(function, OBSERVATION_KEY, dict(observation))
         if not isinstance(said, str):
             raise RewardError(f"{OBSERVATION_KEY} returned {brief(said)}; expected a text")
         return said

@@ -6,7 +6,7 @@ from rlcore_reasoning_gym.config import ReasoningGymConfig
 
 def answer_of(response: str, config: ReasoningGymConfig) -> str | None:
     """The answer, without white space around it; None where the response has none, or has it in a thought alone."""
-    response = without_thoughts(response)
+    response = without_thoughts(response, is_thinking=config.thought_in_prompt)
     if config.answer_from == "tag":
         answer = _within(response, config.answer_tag)
     elif config.answer_from == "last_line":

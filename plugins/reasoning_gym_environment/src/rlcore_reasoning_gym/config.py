@@ -42,6 +42,9 @@ class ReasoningGymConfig:
     that is not empty, for families whose answers have one line; "response": all of it."""
     answer_tag: Annotated[str, _TAG] = "answer"
     """The tag of answer_from = "tag"."""
+    thought_in_prompt: bool = False
+    """True where the chat template or the row's prompt opens a thought, as DeepSeek-R1's does with `<think>`: an answer then
+    counts only after the thought's end."""
     instruction: str | None = None
     """The text below the question. None: a sentence that asks for the answer where answer_from looks for it."""
     prompt_format: Literal["text", "chat"] = "chat"

@@ -44,18 +44,19 @@ def _same(value: Any, other: Any) -> bool:
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
-def same(table: str, why: str, keys: str, *neutral: Any) -> tuple[Dropped, ...]:
-    """Return a row for each of a table's `keys`, separated by spaces: what is trained is the same without them."""
-    return _rows(table, why, keys, neutral, changes_meaning=False)
+def same(tables: str, why: str, keys: str, *neutral: Any) -> tuple[Dropped, ...]:
+    """Return a row for each of the `keys` of each of the tables, both separated by spaces: what is trained is the same without
+    them."""
+    return _rows(tables, why, keys, neutral, changes_meaning=False)
 
 
-def differs(table: str, why: str, keys: str, *neutral: Any) -> tuple[Dropped, ...]:
-    """Return a row for each of a table's `keys`, separated by spaces: what is trained differs, but for neutral values."""
-    return _rows(table, why, keys, neutral, changes_meaning=True)
+def differs(tables: str, why: str, keys: str, *neutral: Any) -> tuple[Dropped, ...]:
+    """Return such rows of keys without which what is trained differs, but for neutral values."""
+    return _rows(tables, why, keys, neutral, changes_meaning=True)
 
 
-def _rows(table: str, why: str, keys: str, neutral: tuple[Any, ...], *, changes_meaning: bool) -> tuple[Dropped, ...]:
-    names = [f"{table}.{key}" if table else key for key in keys.split()]
+def _rows(tables: str, why: str, keys: str, neutral: tuple[Any, ...], *, changes_meaning: bool) -> tuple[Dropped, ...]:
+    names = [f"{table}.{key}" if table else key for table in tables.split() or [""] for key in keys.split()]
     return tuple(Dropped(pattern=name, why=why, changes_meaning=changes_meaning, neutral=neutral) for name in names)
 
 

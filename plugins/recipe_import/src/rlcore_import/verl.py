@@ -10,9 +10,10 @@ from rlcore_import.recipe import ImportedRecipe
 from rlcore_import.references import resolved
 from rlcore_import.source import Source
 from rlcore_import.verl_distillation import import_distillation, name_teachers
-from rlcore_import.verl_keys import ACTOR, DROPPED, MAPPED, PARTIAL_SWITCHES, ROLLOUT
+from rlcore_import.verl_keys import DROPPED, MAPPED, PARTIAL_SWITCHES
 from rlcore_import.verl_loss import import_algorithm
 from rlcore_import.verl_policy import import_generator, import_model, import_optimizer, import_trainer
+from rlcore_import.verl_rows import ACTOR, ROLLOUT
 from rlcore_import.yaml_files import error
 
 TABLES = ("data", "actor_rollout_ref", "algorithm", "trainer")

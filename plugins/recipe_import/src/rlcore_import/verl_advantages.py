@@ -7,7 +7,8 @@ from typing import Any
 from attrs import frozen
 
 from rlcore_import.source import Source
-from rlcore_import.verl_keys import ACTOR, GRPO, LIKE_THE_POLICY, PPO, ROLLOUT
+from rlcore_import.verl_keys import GRPO, LIKE_THE_POLICY, PPO
+from rlcore_import.verl_rows import ACTOR, ROLLOUT
 
 
 @frozen

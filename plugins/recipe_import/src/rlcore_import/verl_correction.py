@@ -3,7 +3,8 @@
 from typing import Any
 
 from rlcore_import.source import Source
-from rlcore_import.verl_keys import CORRECTION, GRPO, PPO, ROLLOUT
+from rlcore_import.verl_keys import GRPO, PPO
+from rlcore_import.verl_rows import CORRECTION, ROLLOUT
 
 
 def import_correction(source: Source, values: dict[str, Any], section: str, *, is_bypassed: bool, reads_type: bool) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlcore_import.source import Source
-from rlcore_import.verl_keys import ACTOR, POLICY_LOSS, ROLLOUT
+from rlcore_import.verl_rows import ACTOR, POLICY_LOSS, ROLLOUT
 
 TEACHERS = "distillation.teacher_models"
 

@@ -3,7 +3,8 @@
 from typing import Any
 
 from rlcore_import.source import Source
-from rlcore_import.verl_keys import ACTOR, GRPO, PPO
+from rlcore_import.verl_keys import GRPO, PPO
+from rlcore_import.verl_rows import ACTOR
 
 SUMS_REWARDS = "the sum of the episode's estimates is taken off its reward there"
 OF_GENERATOR = "of the generator's log-probabilities, whose numerics are others than the trainer's"

@@ -10,7 +10,8 @@ from rlcore_import.source import Source
 from rlcore_import.verl_advantages import import_advantages
 from rlcore_import.verl_correction import import_correction
 from rlcore_import.verl_divergence import import_divergence
-from rlcore_import.verl_keys import ACTOR, CORRECTION, GRPO, POLICY_LOSS, PPO
+from rlcore_import.verl_keys import GRPO, PPO
+from rlcore_import.verl_rows import ACTOR, CORRECTION, POLICY_LOSS
 
 
 @frozen(kw_only=True)

@@ -1,13 +1,13 @@
 """verl's keys without a counterpart, each with the reason: data, algorithm, rewards, trainer, distillation, profilers."""
 
-from collections.abc import Mapping
-
 from rlcore_import.source import differs, same
 
 SPEED = "speed or memory alone: what is trained is the same"
 LOGS = "what is logged, kept or profiled alone"
 CLASS = "a class of verl's"
 REWARDS = "rewards are the environment's"
+SKIPS = "skip.rollout skip.rollout_tq skip.async_rollout"
+SANDBOXES = "reward.sandbox_fusion reward_model.sandbox_fusion sandbox_fusion"
 FUNCTION = "environment.function.path, whose functions are given prompt, completion and row"
 _ENGINE = (
     "name dtype gpu_memory_utilization enforce_eager cudagraph_capture_sizes free_cache_engine data_parallel_size "
@@ -23,16 +23,6 @@ DISAGGREGATION = (
 )
 _TEACHER = "_target_ key num_replicas inference._target_ inference.temperature"
 _TEACHER += "".join(f" inference.{name}" for name in _ENGINE.split())
-_PROFILER = "_target_ finish_hook_all_ranks finish_hook_cmd finish_hook_ranks relocate_results save_path tool"
-_TOOLS: Mapping[str, str] = {
-    "npu": "_target_ analysis contents discrete level profile_token_end profile_token_start",
-    "nsys": "_target_ discrete",
-    "precision_debugger": "_target_ config_path stages steps strict",
-    "torch": "_target_ contents discrete profile_token_end profile_token_start schedule._target_ schedule.active "
-    "schedule.repeat schedule.skip_first schedule.wait schedule.warmup",
-    "torch_memory": "_target_ stack_depth trace_alloc_max_entries",
-}
-
 ALGORITHM_ROWS = (
     *same("algorithm", CLASS, "_target_ filter_groups._target_ kl_ctrl._target_"),
     *differs("algorithm", "a group is replaced where its rewards are equal, before penalties", "filter_groups.metric", "score"),
@@ -93,27 +83,15 @@ REWARD_ROWS = (
     *same("reward", CLASS, "reward_model._target_ reward_model.rollout._target_ sandbox_fusion._target_"),
     *same("", CLASS, "reward_manager._target_ reward_manager.module._target_ reward_model.rollout._target_"),
     *same("", SPEED, "reward.num_workers reward_model.num_workers"),
-    *differs("", FUNCTION, "custom_reward_function.path reward.custom_reward_function.path"),
-    *differs("", FUNCTION, "custom_reward_function.name reward.custom_reward_function.name", "compute_score"),
-    *differs("", FUNCTION, "custom_reward_function.reward_kwargs.*"),
-    *differs("", FUNCTION, "reward.custom_reward_function.reward_kwargs.*"),
+    *differs("custom_reward_function reward.custom_reward_function", FUNCTION, "path reward_kwargs.*"),
+    *differs("custom_reward_function reward.custom_reward_function", FUNCTION, "name", "compute_score"),
     *differs("", REWARDS, "reward.reward_manager.source reward_manager.source reward_model.reward_loop_source", "register"),
     *differs("", REWARDS, "reward.reward_manager.module.path reward_manager.module.path reward_model.reward_loop_module_path"),
     *differs("", REWARDS, "reward_model.reward_loop_class_name"),
     *same("", LOGS, "reward.reward_manager.module.name reward_manager.module.name"),
     *same("", LOGS, "reward.reward_kwargs.overlong_buffer_cfg.log reward_model.reward_kwargs.overlong_buffer_cfg.log"),
-    *differs(
-        "",
-        "programs run in the environment code",
-        "reward.sandbox_fusion.url reward_model.sandbox_fusion.url sandbox_fusion.url",
-    ),
-    *same(
-        "",
-        "of the service for programs",
-        "reward.sandbox_fusion.max_concurrent reward.sandbox_fusion.memory_limit_mb "
-        "reward_model.sandbox_fusion.max_concurrent reward_model.sandbox_fusion.memory_limit_mb sandbox_fusion.max_concurrent "
-        "sandbox_fusion.memory_limit_mb",
-    ),
+    *differs(SANDBOXES, "programs run in the environment code", "url"),
+    *same(SANDBOXES, "of the service for programs", "max_concurrent memory_limit_mb"),
     *same("reward.reward_model", SPEED, "enable_resource_pool n_gpus_per_node nnodes"),
     *same(
         "reward.reward_model.rollout",
@@ -170,14 +148,8 @@ DISTILLATION_ROWS = (
 OTHER_ROWS = (
     *same("", SPEED, "actor_rollout_ref.hybrid_engine actor_rollout_ref.nccl_timeout"),
     *same("", "which files are composed, whose keys are read", "model_engine"),
-    *differs(
-        "",
-        "earlier samples are not read in place of new ones",
-        "skip.rollout.enable skip.rollout_tq.enable skip.async_rollout.enable",
-    ),
-    *same("skip.rollout", "of samples that are read again", "dump_dir steps action"),
-    *same("skip.rollout_tq", "of samples that are read again", "dump_dir steps action"),
-    *same("skip.async_rollout", "of samples that are read again", "dump_dir steps action"),
+    *differs(SKIPS, "earlier samples are not read in place of new ones", "enable"),
+    *same(SKIPS, "of samples that are read again", "dump_dir steps action"),
     *same("", CLASS, "skip._target_"),
     *same("", "an argument of ray.init", "ray_kwargs.ray_init.* ray_init.*"),
     *same("", LOGS, "ray_kwargs.timeline_json_file"),
@@ -187,21 +159,6 @@ OTHER_ROWS = (
     *same("transfer_queue", SPEED, "backend.MooncakeStore.master_server_address backend.MooncakeStore.metadata_server"),
     *same("transfer_queue", SPEED, "backend.MooncakeStore.protocol backend.SimpleStorage.num_data_storage_units"),
     *same("transfer_queue", SPEED, "backend.SimpleStorage.total_storage_size metrics.enabled metrics.port"),
-    *same("global_profiler", LOGS, f"{_PROFILER} profile_continuous_steps steps"),
-    *same("global_profiler.global_tool_config", LOGS, "nsys._target_ nsys.discrete torch_memory.context torch_memory.kw_args"),
-    *same("global_profiler.global_tool_config", LOGS, "torch_memory.stacks torch_memory.stack_depth"),
-    *same("global_profiler.global_tool_config", LOGS, "torch_memory.trace_alloc_max_entries precision_debugger._target_"),
-    *same("global_profiler.global_tool_config", LOGS, "precision_debugger.config_path precision_debugger.stages"),
-    *same("global_profiler.global_tool_config", LOGS, "precision_debugger.steps precision_debugger.strict"),
-    *same(
-        "global_profiler.global_tool_config.nsys", "an option of nsys", "controller_nsight_options.* worker_nsight_options.*"
-    ),
-    *(
-        row
-        for role in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout", "critic", "reward_model")
-        for row in (
-            *same(f"{role}.profiler", LOGS, f"{_PROFILER} all_ranks enable ranks tool_config"),
-            *(row for tool, keys in _TOOLS.items() for row in same(f"{role}.profiler.tool_config.{tool}", LOGS, keys)),
-        )
-    ),
+    *same("", LOGS, "global_profiler.*"),
+    *same("actor_rollout_ref.actor actor_rollout_ref.ref actor_rollout_ref.rollout critic reward_model", LOGS, "profiler.*"),
 )

@@ -7,7 +7,8 @@ from typing import Any
 from attrs import evolve, frozen
 
 from rlcore_import.source import Source
-from rlcore_import.verl_keys import ACTOR, ENGINES, MODEL, ROLLOUT
+from rlcore_import.verl_keys import ENGINES
+from rlcore_import.verl_rows import ACTOR, MODEL, ROLLOUT
 
 ADAMS_BETAS = [0.9, 0.999]
 DTYPES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}

@@ -79,7 +79,7 @@ def _engines(role: str, fsdp: str, why: str) -> tuple[Dropped, ...]:
     return (
         *(row for table, keys in tables.items() for row in same(table, why, keys)),
         *(row for table in tables for row in _numbers(table)),
-        *same("", CLASS, " ".join(f"{table}.{name}" for table in tables for name in _CLASSES)),
+        *same(" ".join(tables), CLASS, "_target_ qat._target_ router_replay._target_"),
         *differs(
             f"{role}.megatron",
             "trainer.megatron.checkpoint holds the initial weights",
@@ -88,32 +88,20 @@ def _engines(role: str, fsdp: str, why: str) -> tuple[Dropped, ...]:
         *differs("", "the model's own weights are the initial ones", f"{role}.veomni.load_checkpoint_path"),
         *differs(fsdp, "sums are of float32", "mixed_precision.reduce_dtype", *FLOAT32),
         *differs(fsdp, "model.dtype", "mixed_precision.param_dtype mixed_precision.buffer_dtype"),
-        *(
-            row
-            for table in (fsdp, f"{role}.megatron")
-            for row in differs(table, "weights are not quantised while they train", f"qat.enable {_QAT}")
-        ),
-        *differs("", "compute is in model.dtype", f"{role}.veomni.mixed_precision", True),
-        *differs("", "compute is in model.dtype", f"{role}.torchtitan.mixed_precision", False, True),
+        *differs(f"{fsdp} {role}.megatron", "weights are not quantised while they train", f"qat.enable {_QAT}"),
+        *differs(role, "compute is in model.dtype", "veomni.mixed_precision", True),
+        *differs(role, "compute is in model.dtype", "torchtitan.mixed_precision", False, True),
         *same("", why, f"{role}.megatron.router_replay.mode {role}.veomni.router_replay.mode"),
-        *differs("", "trainer.megatron.ddp takes Megatron's keys", f"{role}.megatron.override_ddp_config"),
+        *differs(f"{role}.megatron", "trainer.megatron.ddp takes Megatron's keys", "override_ddp_config override_ddp_config.*"),
         *differs(
-            "",
+            f"{role}.megatron",
             "trainer.megatron.transformer takes Megatron's keys",
-            f"{role}.megatron.override_mcore_model_config {role}.megatron.override_transformer_config",
+            "override_mcore_model_config override_mcore_model_config.* override_transformer_config "
+            "override_transformer_config.*",
         ),
         *same(f"{role}.megatron.override_transformer_config", SPEED, "recompute_granularity recompute_modules"),
         *same(f"{role}.megatron.override_transformer_config", SPEED, "recompute_method recompute_num_layers attention_backend"),
-        *differs("", "trainer.megatron.ddp takes Megatron's keys", f"{role}.megatron.override_ddp_config.*"),
-        *differs(
-            "",
-            "trainer.megatron.transformer takes Megatron's keys",
-            f"{role}.megatron.override_mcore_model_config.* {role}.megatron.override_transformer_config.*",
-        ),
     )
-
-
-_CLASSES = ("_target_", "qat._target_", "router_replay._target_")
 
 
 def _optimizer(prefix: str) -> tuple[Dropped, ...]:
@@ -272,8 +260,7 @@ _ROLLOUT_ROWS = (
         "of an engine that is not taken",
         "engine_kwargs.sglang engine_kwargs.trtllm engine_kwargs.sglang.* engine_kwargs.trtllm.*",
     ),
-    *same(f"{ROLLOUT}.trace", LOGS, "backend experiment_name max_samples_per_step_per_worker project_name token2text"),
-    *same(f"{ROLLOUT}.prometheus", LOGS, "enable file port served_model_name"),
+    *same(ROLLOUT, LOGS, "trace.* prometheus.*"),
     *same(f"{ROLLOUT}.checkpoint_engine", SPEED, "backend custom_backend_module engine_kwargs update_weights_bucket_megabytes"),
     *same("", "an argument of verl's checkpoint engine", f"{ROLLOUT}.checkpoint_engine.engine_kwargs.*"),
     *same(f"{ROLLOUT}.disaggregation", SPEED, DISAGGREGATION),
@@ -321,5 +308,3 @@ ROWS = (
     *OTHER_ROWS,
 )
 """Keys without a counterpart; the first row counts."""
-OPEN_TABLES = tuple(row.pattern.removesuffix(".*") for row in ROWS if row.pattern.endswith(".*"))
-"""Tables whose keys verl passes on, or that cannot change what is trained."""

@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, Literal, TypeAlias
 from weakref import WeakSet
 
-from rlcore.registry.plugin_errors import attributed
+from rlcore.registry.plugin_errors import attributed, in_time
 from rlcore.spi import (
     AgentEnvironment,
     ContractError,
@@ -173,11 +173,11 @@ class EpisodeRunner:
 
     def close(self) -> None:
         """End the background thread, and what the environment has started. The runner can be used again and then starts another
-        thread."""
+        thread. PluginError where the environment's `close` does not return."""
         close = getattr(self._environment, "close", None)
         try:
             if close is not None:  # while the event loop turns, which has its connections
-                with attributed("raised in close of", self._owner):
+                with attributed("raised in close of", self._owner), in_time(f"close of {self._owner}"):
                     close()
         finally:
             if self._thread is not None:

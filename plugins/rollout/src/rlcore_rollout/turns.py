@@ -241,7 +241,8 @@ class Turns:
         await self._calls.others()
         reading, self._reading = [one for one in self._reading if self._is_open(one)], []
         shown = [episode.unread_observation for episode in reading if episode.unread_observation is not None]
-        encoded = self.conversations.read([episode.number for episode in reading], shown)
+        budgets = [episode.budget for episode in reading]
+        encoded = self.conversations.read([episode.number for episode in reading], shown, budgets)
         for episode, tokens in zip(reading, encoded, strict=True):
             if not isinstance(tokens, DataError):
                 episode.next_turn(tokens)

@@ -26,7 +26,7 @@ from rlcore.run.storage.saver import model_digest
 from rlcore.schema.homes import expanded
 from rlcore.schema.suggestions import similar_path
 from rlcore_serve.generator_server import Address, Note, serve_generator
-from rlcore_serve.sessions.server import bound
+from rlcore_serve.sessions.server import listening
 
 RECIPE = "recipe.toml"
 EXPORT_LOCK = ".export-lock"
@@ -103,8 +103,7 @@ def prepare_serving(
 def check_address(host: str, port: int) -> None:
     """Check, before anything is loaded, that a server can listen there. ConfigError where it cannot, PluginError where aiohttp
     is missing."""
-    with bound(host, port):
-        pass
+    listening(host, port).close()
 
 
 def served_model(serving: Serving, note: Note) -> str:

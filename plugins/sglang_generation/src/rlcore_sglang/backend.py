@@ -16,11 +16,6 @@ from rlcore_torchkit.generation import FinishedSample, check_sampling, join_samp
 from rlcore_torchkit.huggingface.models import checkpoint_shapes, dims_of, load_model
 from rlcore_torchkit.huggingface.safetensors_files import check_hub_files
 
-NO_WEIGHTS = -1
-"""The version of a generator that holds no weights that count."""
-OWN_VERSION = 0
-"""The version of weights that the engine reads itself."""
-
 
 class SglangBackend:
     """Generates with an SGLang engine, and the weights of a trainer or the model's own."""
@@ -34,24 +29,18 @@ class SglangBackend:
             raise spi.ModelError(problems)
         self._shapes = checkpoint_shapes(model)
         self._weight_bytes = sum(tensor.nbytes for tensor in model.parameters())
-        self._version = NO_WEIGHTS
         self._refit: Refit | None = None
         self._away: list[str] = []
         """The parts that the engine is to hold no device memory for: of "weights" and "kv_cache"."""
         if context.channel is None:
             check_hub_files(context.model)
         self._engine = self._start()
-        if context.channel is None:
-            self._version = OWN_VERSION
-        else:
+        if context.channel is not None:
             self._refit = Refit(context.channel, self._shapes, config)
 
     @spi.hookimpl
     def generate(self, request: spi.GenerateRequest) -> spi.GenerateResult:
         """Sample responses. Several calls may be under way."""
-        if self._version == NO_WEIGHTS or request.weight_version != self._version:
-            held = "no weights" if self._version == NO_WEIGHTS else f"version {self._version}"
-            raise spi.ContractError(f"generate: found {held}; expected version {request.weight_version}. Refit first")
         sampling = request.sampling
         check_sampling(sampling, SMALLEST_TEMPERATURE)
         limits = sample_limits(request, self._context.max_sequence_length, self._dims.vocab_size).tolist()
@@ -73,7 +62,7 @@ class SglangBackend:
 
         if samples:
             timeout_s = self._config.generate_timeout_s
-            self._engine.call("generate", samples, timeout_s=timeout_s, key="generate_timeout_s", on_sample=end)
+            self._engine.generate(samples, end, timeout_s=timeout_s, key="generate_timeout_s")
         return join_samples(finished)
 
     @spi.hookimpl
@@ -82,29 +71,24 @@ class SglangBackend:
         engine has ended, it is started anew."""
         if self._refit is None or request.channel != self._context.channel:
             raise spi.ContractError(f"refit: found channel {request.channel}; expected {self._context.channel}")
-        self._version = NO_WEIGHTS
         if not self._engine.is_usable:
-            self._engine.close()
+            self._engine.end()
             self._engine = self._start()
         held = self._refit.run(self._engine, request.weights)
         self._weight_bytes = held.num_bytes
-        self._version = request.weight_version
         return spi.RefitResult(weight_version=request.weight_version, digests=held.digests)
 
     @spi.hookimpl
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         """Free weights and KV cache on a GPU, or take their memory back; on a CPU both places are one. An engine that fails in
         it, or has ended before, is where it is asked to be once the next refit has started it anew."""
-        if request.discard_weights:
-            self._version = NO_WEIGHTS
         places = {"weights": request.weights, "kv_cache": request.state}
         if self._context.rank_info.device == "cuda":
             self._away = [part for part, place in places.items() if place == "host"]
             try:
                 self._move(self._engine)
             except spi.WorkerError:
-                self._version = NO_WEIGHTS
-                self._engine.close()  # what it has moved is not known
+                self._engine.end()  # what it has moved is not known
                 raise
         else:
             places = dict.fromkeys(places, "device")
@@ -115,8 +99,7 @@ class SglangBackend:
     def close(self, request: spi.CloseRequest) -> None:
         """End the engine and its processes."""
         del request
-        self._version = NO_WEIGHTS
-        self._engine.close()
+        self._engine.end()
         if self._refit is not None:
             self._refit.close()
 
@@ -124,18 +107,18 @@ class SglangBackend:
         config = self._config
         engine = Engine(engine_arguments(self._context, config), self._context.log_directory, config.start_timeout_s)
         try:
-            num_tokens = engine.call("num_cached_tokens", timeout_s=config.start_timeout_s, key="start_timeout_s")
+            num_tokens = engine.ask("num_cached_tokens", timeout_s=config.start_timeout_s, key="start_timeout_s")
             if self._away:
                 self._move(engine)
         except BaseException:
-            engine.close()
+            engine.end()
             raise
         dims, item_bytes = self._dims, getattr(torch, self._context.model.dtype).itemsize
         self._cache_bytes = num_tokens * dims.num_layers * 2 * dims.num_kv_heads * dims.head_dim * item_bytes
         return engine
 
     def _move(self, engine: Engine) -> None:
-        engine.call("move", self._away, timeout_s=self._config.refit_timeout_s, key="refit_timeout_s")
+        engine.ask("move", self._away, timeout_s=self._config.refit_timeout_s, key="refit_timeout_s")
 
 
 def _finished(content: Any, limits: list[int], request: spi.GenerateRequest) -> FinishedSample:

@@ -1,76 +1,71 @@
-"""`python -m rlcore_sglang.host DESCRIPTOR`: an SGLang engine in a process of its own, which its parent calls over a socket.
+"""`python -m rlcore_sglang.host`: an SGLang engine in a process of its own.
 
 SGLang takes signals, the way that processes start and all children of its process for itself, so that it gets a process where
-nothing else has them. A message is (call, method, arguments), an answer (call, kind, content) with a kind of "sample", "result"
-or "error".
+nothing else has them.
 """
 
 import asyncio
+import contextlib
 import os
+import queue
 import signal
-import sys
 import threading
-from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
-from rlcore_workers.descendants import end_with
+from rlcore_workers.hosted import read_order, serve
 
-READY = -1
-"""The call that the answer of the start is for."""
 IDLE_TIMEOUT_S = 60.0
 """Most seconds for the scheduler to become idle after the last sample."""
 
 
 class Host:
-    """The engine as the parent calls it. Each call is a task of SGLang's event loop."""
+    """The engine as the parent calls it. Each call has a thread of its own, and is a task of SGLang's event loop."""
 
-    def __init__(self, engine: Any, connection: Connection) -> None:
+    def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._manager = engine.tokenizer_manager
-        self._connection = connection
         self._generating: dict[int, asyncio.Task[None]] = {}
+        self._events: dict[int, queue.SimpleQueue[tuple[str, Any]]] = {}
+        """By the calls of `submit` that are not collected to their end."""
         self._is_updating = False
         self._is_away: set[str] = set()
 
-    async def serve(self) -> None:
-        """Answer until the parent closes the connection."""
-        loop, closed = asyncio.get_running_loop(), asyncio.Event()
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Return what a method returns that the event loop runs."""
+        return asyncio.run_coroutine_threadsafe(_told(getattr(self, method)(*arguments)), self._engine.loop).result()
 
-        def read() -> None:
-            try:
-                while True:
-                    loop.call_soon_threadsafe(self._start, *self._connection.recv())
-            except (EOFError, OSError):
-                pass
-            finally:  # also where a message cannot be read: the parent then sees that this process has ended
-                loop.call_soon_threadsafe(closed.set)
+    def collect(self, number: int, timeout_s: float) -> list[tuple[str, Any]]:
+        """Return the events of a call of `submit` since the last time, waiting for the first up to `timeout_s`: ("sample",
+        content), and at its end ("over", the failure or None)."""
+        events, found = self._events[number], []
+        with contextlib.suppress(queue.Empty):
+            found.append(events.get(timeout=timeout_s))
+            while True:
+                found.append(events.get_nowait())
+        if found and found[-1][0] == "over":
+            self._events.pop(number, None)
+        return found
 
-        threading.Thread(target=read, daemon=True).start()
-        self._connection.send((READY, "result", None))
-        await closed.wait()
+    async def submit(self, number: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Begin to sample; `collect` calls it by this number."""
+        events = self._events[number] = queue.SimpleQueue()
 
-    def _start(self, call: int, method: str, arguments: Sequence[Any]) -> None:
-        task = asyncio.ensure_future(self.answer(call, method, arguments))
-        if method == "generate":
-            self._generating[call] = task
-            task.add_done_callback(lambda _task: self._generating.pop(call, None))
+        def end(task: asyncio.Task[None]) -> None:
+            del self._generating[number]
+            error = "cancelled" if task.cancelled() else task.exception()
+            events.put(("over", None if error is None else str(error)))
 
-    async def answer(self, call: int, method: str, arguments: Sequence[Any]) -> None:
-        """Make a call, and send what came of it."""
-        try:
-            kind, content = "result", await getattr(self, method)(call, *arguments)
-        except asyncio.CancelledError:
-            kind, content = "error", "cancelled"
-        except BaseException as error:
-            kind, content = "error", f"{type(error).__name__}: {error}"
-        try:
-            self._connection.send((call, kind, content))
-        except Exception as error:  # nobody awaits this task
-            self._connection.send((call, "error", f"its answer cannot be sent: {type(error).__name__}: {error}"))
+        task = self._generating[number] = asyncio.ensure_future(_told(self._generate(number, samples)))
+        task.add_done_callback(end)
 
-    async def generate(self, call: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Sample, and send each sample as it ends."""
+    async def cancel(self, number: int) -> None:
+        """End a call of `submit`, which nobody collects any more."""
+        self._events.pop(number, None)
+        if number in self._generating:
+            self._generating[number].cancel()
+
+    async def _generate(self, call: int, samples: Sequence[Mapping[str, Any]]) -> None:
         tasks = [asyncio.ensure_future(self._sample(call, sample)) for sample in samples]
         try:
             await asyncio.gather(*tasks)
@@ -86,22 +81,18 @@ class Host:
         )
         logprobs = [logprob for logprob, *_ in found["meta_info"]["output_token_logprobs"]]
         ended = (sample["number"], found["output_ids"], logprobs, found["meta_info"]["finish_reason"])
-        self._connection.send((call, "sample", ended))
+        if (events := self._events.get(call)) is not None:
+            events.put(("sample", ended))
 
-    async def abort(self, _call: int, number: int) -> None:
-        """End a call of `generate`."""
-        if number in self._generating:
-            self._generating[number].cancel()
-
-    async def begin_update(self, _call: int) -> None:
+    async def begin_update(self) -> None:
         """Wait until nothing is generated, and open an update of weights."""
         await self._settle()
         if self._is_updating:  # the one before failed
-            await self.end_update(_call)
+            await self.end_update()
         await self._mark("begin_weight_update", "BeginWeightUpdateReqInput")
         self._is_updating = True
 
-    async def load(self, _call: int, order: Mapping[str, Any]) -> None:
+    async def load(self, order: Mapping[str, Any]) -> None:
         """Have the scheduler processes carry out an order of `scheduler.load`."""
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
         from sglang.srt.utils import MultiprocessingSerializer
@@ -115,12 +106,12 @@ class Host:
         )
         _require("update_weights_from_tensor", await self._manager.update_weights_from_tensor(request))
 
-    async def end_update(self, _call: int) -> None:
+    async def end_update(self) -> None:
         """Close the update of weights."""
         self._is_updating = False
         await self._mark("end_weight_update", "EndWeightUpdateReqInput")
 
-    async def move(self, _call: int, away: Sequence[str]) -> None:
+    async def move(self, away: Sequence[str]) -> None:
         """Free the device memory of these parts, "weights" or "kv_cache", and take back that of the others."""
         from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput, ResumeMemoryOccupationReqInput
 
@@ -144,7 +135,7 @@ class Host:
         if hasattr(io_struct, request):
             _require(method, await getattr(self._manager, method)(getattr(io_struct, request)()))
 
-    async def num_cached_tokens(self, _call: int) -> int:
+    async def num_cached_tokens(self) -> int:
         """Tokens that the KV cache has room for."""
         (info, *_) = self._engine._scheduler_init_result.scheduler_infos
         return int(info["max_total_num_tokens"])
@@ -172,15 +163,23 @@ def _start_engine(arguments: Mapping[str, Any]) -> Any:
     return StoppedByRequests(**arguments)
 
 
-def main() -> None:
-    """Start the engine with the arguments that come first, then serve until the parent closes the connection or ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with(os.getppid())  # also while the engine starts
-    connection = Connection(int(sys.argv[1]))
-    arguments = connection.recv()
-    engine = _start_engine(arguments)
+async def _told(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What it returns. RuntimeError for what it raises, which the parent may not be able to read and which may end the loop."""
     try:
-        engine.loop.run_until_complete(Host(engine, connection).serve())
+        return await coroutine
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
+def main() -> None:
+    """Start the engine, then serve until the parent ends the process or ends itself."""
+    order = read_order()
+    engine = _start_engine(order.settings)
+    threading.Thread(target=serve, args=(Host(engine), order, ("call", "collect")), name="calls", daemon=True).start()
+    try:
+        engine.loop.run_forever()
     finally:
         os.killpg(os.getpgrp(), signal.SIGKILL)
 

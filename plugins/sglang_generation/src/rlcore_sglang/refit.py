@@ -4,8 +4,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,11 @@ from attrs import frozen
 from torch import Tensor
 
 from rlcore.schema.homes import expanded
-from rlcore.schema.listing import listed
 from rlcore.spi import RefitError, WeightBucket, WeightExport
 from rlcore_sglang.config import SglangConfig
 from rlcore_sglang.engine import Engine
 from rlcore_sglang.scheduler import answer_file
-
-MAX_NAMED = 5
+from rlcore_torchkit.refit.arrivals import check_digests, check_names, check_shape, check_specs, refuse
 
 
 @frozen(kw_only=True)
@@ -47,7 +44,7 @@ class Refit:
     def run(self, engine: Engine, export: WeightExport) -> Acknowledged:
         """Load an export. RefitError, after which the engine holds no weights that count, where a tensor is missing, unknown,
         repeated, misshapen or not what its digest says, and where a parameter of the engine was filled by none."""
-        self._check_specs(export)
+        check_specs(export.specs, self._shapes)
         self._call(engine, "begin_update")
         self._order(engine, "begin")
         digests: dict[str, int] = {}
@@ -66,26 +63,15 @@ class Refit:
             os.close(self._memory)
             self._memory = None
 
-    def _check_specs(self, export: WeightExport) -> None:
-        counts = Counter(spec.name for spec in export.specs)
-        refuse("listed more than once by the trainer", {name for name, count in counts.items() if count > 1})
-        refuse("missing from what the trainer exports", self._shapes.keys() - counts.keys())
-        refuse("unknown to the model", counts.keys() - self._shapes.keys())
-        wrong = {spec.name for spec in export.specs if spec.shape != self._shapes[spec.name]}
-        refuse("of another shape than the model's (do trainer and generator name one model?)", wrong)
-
     def _send(self, engine: Engine, bucket: WeightBucket, before: Mapping[str, int]) -> dict[str, int]:
         """Load a bucket; the digests of its tensors, which every process of the engine has found."""
+        check_names([named.name for named in bucket.tensors], self._shapes, before)
         claimed = {named.name: named.digest for named in bucket.tensors}
-        names = Counter(named.name for named in bucket.tensors)
-        refuse("repeated", {name for name, count in names.items() if count > 1 or name in before})
-        refuse("unknown to the model", claimed.keys() - self._shapes.keys())
         tensors = {named.name: torch.as_tensor(named.tensor).detach().cpu().contiguous() for named in bucket.tensors}
-        wrong = {name for name, tensor in tensors.items() if tuple(tensor.shape) != self._shapes[name]}
-        refuse("of another shape than the model's", wrong)
+        for name, tensor in tensors.items():
+            check_shape(name, tuple(tensor.shape), self._shapes)
         for answer in self._order(engine, "bucket", file=str(self._write(tensors))):
-            found = answer["digests"]
-            refuse("changed on the way, by their digests", {name for name in claimed if found.get(name) != claimed[name]})
+            check_digests(answer["digests"], claimed)
         return claimed
 
     def _write(self, tensors: Mapping[str, Tensor]) -> Path:
@@ -119,10 +105,4 @@ class Refit:
         return answers
 
     def _call(self, engine: Engine, method: str, *arguments: Any) -> None:
-        engine.call(method, *arguments, timeout_s=self._config.refit_timeout_s, key="refit_timeout_s")
-
-
-def refuse(problem: str, names: Iterable[str]) -> None:
-    """RefitError if there are any such tensors."""
-    if found := sorted(names):
-        raise RefitError(f"refit: {len(found)} tensor(s) {problem}: {listed(found, MAX_NAMED)}. Nothing may be generated now")
+        engine.ask(method, *arguments, timeout_s=self._config.refit_timeout_s, key="refit_timeout_s")

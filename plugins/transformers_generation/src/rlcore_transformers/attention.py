@@ -7,34 +7,11 @@ R rows.
 from typing import Protocol
 
 import torch
-from attrs import frozen
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlcore_torchkit.layers.general_attention import padded_attention, window_mask
+from rlcore_torchkit.layers.packed_attention import PLAIN, Scores, padded_attention
 from rlcore_transformers.cache import SlotCache
-
-
-@frozen(eq=False)
-class Scores:
-    """The form of a layer's scores; by default plain causal attention."""
-
-    scaling: float | None = None
-    """The factor of products; None for 1 / sqrt(D)."""
-    window: int | None = None
-    """A token sees itself and the `window` - 1 before it; None for all of them."""
-    softcap: float | None = None
-    """Scores are softcap · tanh(score / softcap) (arXiv:2408.00118, section 2)."""
-    sinks: Tensor | None = None
-    """[A]: the score of a sink, whose value is zero."""
-
-    @property
-    def is_stored(self) -> bool:
-        """Return whether no kernel of torch computes it, and all scores are in memory."""
-        return bool(self.softcap) or self.sinks is not None
-
-
-PLAIN = Scores()
 
 
 class Attend(Protocol):
@@ -61,12 +38,7 @@ class PromptAttention:
         )
         self.keys.append(key)
         self.values.append(value)
-        if scores is PLAIN:
-            grouped = query.shape[1] != key.shape[1]
-            mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
-        else:
-            mask = None if scores.window is None else window_mask(self.length, scores.window, query.device)
-            mixed = padded_attention(query, key, value, mask, scores.scaling, scores.softcap, scores.sinks)
+        mixed = padded_attention(query, key, value, scores)
         return mixed.transpose(1, 2).reshape(self._num_prompts * self.length, -1)
 
 

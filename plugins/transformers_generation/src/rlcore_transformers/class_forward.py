@@ -7,16 +7,15 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlcore.spi import ContractError, ModelError, Problem
 from rlcore_torchkit.architectures.decoders import head_scale, layer_windows
 from rlcore_torchkit.forward.packing_probe import BOUNDS
-from rlcore_transformers.attention import Attend, PromptAttention, Scores, SlotAttention
+from rlcore_torchkit.layers.packed_attention import PACKED_ATTENTION, Scores, register_packed_attention
+from rlcore_transformers.attention import Attend, PromptAttention, SlotAttention
 from rlcore_transformers.cache import SlotCache
 
-CACHED_ATTENTION = "rlcore_cached"
-"""The name under which transformers knows the attention."""
 _PROMPTS, _DRAWN = (9, 12), 3
 """Tokens of the prompts of the trial, and tokens that follow each."""
 
@@ -36,37 +35,6 @@ class Layers:
         return self._attend(self.num_called - 1, query, key, value, scores)
 
 
-def cached_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    layers: Layers | None = None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    is_causal: bool | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """In the form that transformers' models call: query [1, A, R, D], key [1, K, R, D], value [1, K, R, E] to [1, R, A, E].
-
-    ContractError for what it does not compute: masks, attention to later tokens, models that hand no arguments on to it.
-    """
-    if layers is None:
-        raise ContractError("attention: found no `layers` argument; expected a model that hands keyword arguments on to it")
-    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if attention_mask is not None or not is_causal or query.shape[2] != key.shape[2]:
-        raise ContractError(
-            "attention: found a mask, keys of other tokens or attention to later ones; expected it to be causal"
-        )
-    rows = (heads[0].transpose(0, 1) for heads in (query, key, value))
-    mixed = layers(*rows, Scores(scaling=scaling, window=sliding_window, softcap=softcap, sinks=s_aux))
-    return mixed.view(1, query.shape[2], query.shape[1], -1), None
-
-
 class ClassDecoder:
     """`Decoder` of a model by its class in transformers, whose layers all attend and keep no other state.
 
@@ -76,9 +44,6 @@ class ClassDecoder:
 
     def __init__(self, model: Any, dtype: torch.dtype, device: torch.device) -> None:
         """`model` is the transformers model, whose weights do not matter."""
-        from transformers import AttentionInterface
-
-        AttentionInterface.register(CACHED_ATTENTION, cached_attention)
         self._class, self._config = type(model), model.config
         self._dtype, self._device = dtype, device
         self._scale, self._cap = head_scale(model.config), getattr(model.config, "final_logit_softcapping", None)
@@ -90,7 +55,7 @@ class ClassDecoder:
     def bind(self, weights: Mapping[str, Tensor]) -> None:
         """Use these tensors from now on, as they are where the class computes with them as checkpoints have them. ModelError
         where the class lacks one or computes something else than `forward`."""
-        options = {"config": self._config, "dtype": self._dtype, "attn_implementation": CACHED_ATTENTION}
+        options = {"config": self._config, "dtype": self._dtype, "attn_implementation": register_packed_attention()}
         try:
             model, loading = self._class.from_pretrained(None, state_dict=dict(weights), output_loading_info=True, **options)
         except (KeyError, ValueError) as error:  # classes with a table of their own of attentions
@@ -125,7 +90,7 @@ class ClassDecoder:
     def _hidden(self, tokens: Tensor, positions: Tensor, layers: Layers) -> Tensor:
         # Not the module's call, which vLLM replaces in classes of transformers that its engines in this process compute with.
         output = self._model.base_model.forward(
-            input_ids=tokens[None], position_ids=positions[None], use_cache=False, layers=layers
+            input_ids=tokens[None], position_ids=positions[None], use_cache=False, packed=layers
         )
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
@@ -146,7 +111,7 @@ class ClassDecoder:
             )
         self._model.set_attn_implementation("eager")
         own = [self._model(input_ids=sequence[None].to(self._device), use_cache=False).logits[0] for sequence in sequences]
-        self._model.set_attn_implementation(CACHED_ATTENTION)
+        self._model.set_attn_implementation(PACKED_ATTENTION)
         for mine, theirs, length in zip(found, own, _PROMPTS, strict=True):
             expected_logprobs = theirs[length - 1 :].float().log_softmax(-1)
             distance = (mine.float().log_softmax(-1) - expected_logprobs).abs().mean().item()

@@ -1,15 +1,14 @@
 """The weights that the generator holds: its own copies, or the trainer's tensors themselves."""
 
-from collections.abc import Mapping, Set
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from rlcore.schema.listing import listed
-from rlcore.spi import LoraSpec, NamedTensor, RefitError, WeightExport
+from rlcore.spi import LoraSpec, WeightExport
 from rlcore_torchkit.adapters.lora import merged
 from rlcore_torchkit.adapters.lora_targets import LORA_A, LORA_B, is_adapter
+from rlcore_torchkit.refit.arrivals import check_digests, check_names, check_shape, check_specs, refuse
 from rlcore_torchkit.refit.digest import tensor_digest, tensor_digests
 
 
@@ -34,21 +33,23 @@ class HeldWeights:
         """
         kept = {} if _has_weights(export) else {name: held for name, held in self.tensors.items() if not is_adapter(name)}
         self.tensors = {}
-        expected = self._shapes.keys() - kept.keys()
-        self._check_specs(export, expected)
+        expected = {name: shape for name, shape in self._shapes.items() if name not in kept}
+        check_specs(export.specs, expected)
         received: dict[str, Tensor] = {}
         cast: dict[str, int] = {}
         claimed: dict[str, int] = {}
         for bucket in export.buckets:
+            check_names([named.name for named in bucket.tensors], expected, received)
             for named in bucket.tensors:
-                tensor = self._check_tensor(named, received)
+                tensor: Tensor = torch.as_tensor(named.tensor).detach()
+                check_shape(named.name, tuple(tensor.shape), expected)
                 if tensor.dtype != self._dtype:
                     cast[named.name] = tensor_digest(tensor)
                 received[named.name] = self._keep(named.name, tensor, may_alias and export.persistent)
                 claimed[named.name] = named.digest
-        _refuse("missing from the buckets", expected - received.keys())
+        refuse("missing from the buckets", expected.keys() - received.keys())
         digests = dict(zip(received, tensor_digests(received.values()), strict=True)) | cast
-        _refuse("changed on the way, by their digests", [name for name in received if digests[name] != claimed[name]])
+        check_digests(digests, claimed)
         self.tensors = kept | received
         self._own = {name: tensor for name, tensor in self._own.items() if self.tensors[name] is tensor}
         return digests
@@ -85,25 +86,6 @@ class HeldWeights:
         held = [*self.tensors.values(), *self._own.values()]
         return sum({tensor.data_ptr(): tensor.nbytes for tensor in held if tensor.device == device}.values())
 
-    def _check_specs(self, export: WeightExport, expected: Set[str]) -> None:
-        names = [spec.name for spec in export.specs]
-        _refuse("missing from the export", expected - set(names))
-        _refuse("unknown to the model", set(names) - self._shapes.keys())
-        _refuse(
-            "listed more than once", {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()
-        )
-
-    def _check_tensor(self, named: NamedTensor, received: Mapping[str, Tensor]) -> Tensor:
-        if named.name in received or named.name not in self._shapes:
-            _refuse("repeated" if named.name in received else "unknown to the model", [named.name])
-        tensor: Tensor = torch.as_tensor(named.tensor).detach()
-        if tuple(tensor.shape) != self._shapes[named.name]:
-            found, expected = list(tensor.shape), list(self._shapes[named.name])
-            raise RefitError(
-                f"{named.name}: found shape {found}; expected {expected}. Do trainer and generator name one model?"
-            )
-        return tensor
-
     def _keep(self, name: str, tensor: Tensor, may_alias: bool) -> Tensor:
         """The tensor itself where that is allowed and will do, otherwise a copy of it."""
         if may_alias and tensor.dtype == self._dtype and tensor.device == self._device and tensor.is_contiguous():
@@ -116,9 +98,3 @@ class HeldWeights:
 
 def _has_weights(export: WeightExport) -> bool:
     return not all(is_adapter(spec.name) for spec in export.specs)
-
-
-def _refuse(problem: str, names: Any) -> None:
-    """RefitError if there are any such tensors."""
-    if names:
-        raise RefitError(f"refit: {len(names)} tensor(s) {problem}: {listed(sorted(names), 5)}. Nothing may be generated now")

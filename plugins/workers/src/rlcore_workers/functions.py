@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from rlcore.schema.file_limits import MAX_BYTES, require_file
 from rlcore.schema.homes import expanded
-from rlcore.spi import ConfigError, Problem
+from rlcore.spi import ConfigError, Problem, RewardError
 from rlcore.time_limit import loading
 
 Function: TypeAlias = Callable[..., Any]
@@ -40,6 +40,29 @@ def load_function(path: str, key: str, expected: str = FORM) -> Function:
         raise ConfigError([Problem(path=key, found=f"{path!r}, which is no function", expected=expected)])
     function: Function = found
     return function
+
+
+def load_fitting(path: str, key: str, expected: str, num_arguments: int, *, is_awaited: bool = False) -> Function:
+    """Return the function that a path names, which takes so many arguments and is an `async def` where it is awaited alone.
+    ConfigError under `key` where there is none."""
+    function = load_function(path, key, expected)
+    try:
+        inspect.signature(function).bind(*[None] * num_arguments)
+    except (TypeError, ValueError) as error:
+        found = f"{path!r}: {error}"
+    else:
+        if is_async(function) == is_awaited:
+            return function
+        found = f"{path!r}, which is {'no' if is_awaited else 'an'} `async def`"
+    raise ConfigError([Problem(path=key, found=found, expected=expected)])
+
+
+def call(function: Function, key: str, *arguments: object) -> Any:
+    """Return what a function returns that a recipe names under `key`. RewardError where it raises."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        raise RewardError(f"{key} raised {type(error).__name__}{place_in(function, error)}: {error}") from error
 
 
 def is_async(function: Function) -> bool:

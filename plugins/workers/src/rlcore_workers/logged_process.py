@@ -28,7 +28,6 @@ class LoggedProcess(subprocess.Popen[bytes]):
         *,
         env: Mapping[str, str],
         stdin: int = subprocess.DEVNULL,
-        pass_fds: Sequence[int] = (),
     ) -> None:
         self.log_file = log_file
         with open(log_file, "ab", opener=private) as log:
@@ -39,7 +38,6 @@ class LoggedProcess(subprocess.Popen[bytes]):
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=env,
-                pass_fds=pass_fds,
                 start_new_session=True,
             )
 

@@ -54,3 +54,17 @@ def test_rows_are_the_first_ones_and_all_are_closed() -> None:
     assert asyncio.run(mixed.reset({}, -1)) == "none"  # type: ignore[comparison-overlap]
     mixed.close()
     assert all(backend.closed for backend in BACKENDS.values())
+
+
+@pytest.mark.parametrize("failing", ["first", "second"])
+def test_an_environment_that_fails_to_close_leaves_none_open(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for backend in BACKENDS.values():
+        monkeypatch.setattr(backend, "closed", False)
+
+    def close() -> None:
+        raise OSError("no answer")
+
+    monkeypatch.setattr(BACKENDS[failing], "close", close)
+    with pytest.raises(OSError, match="no answer"):
+        MixedEnvironment(backends=BACKENDS, of_set={}).close()
+    assert [name for name, backend in BACKENDS.items() if not backend.closed] == [failing]

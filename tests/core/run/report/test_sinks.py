@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -10,6 +11,7 @@ from typing import Any, cast
 import pytest
 from attrs import evolve
 
+import rlcore.run.report.sinks
 from rlcore.registry.discovery import Registry, discover
 from rlcore.registry.plugin_errors import owner_of
 from rlcore.run.report.progress import Progress
@@ -17,6 +19,7 @@ from rlcore.run.report.sinks import Sinks
 from rlcore.spi import ConfigError, PluginError, Sink, hookimpl
 from rlcore.testing.fakes import fake_registry
 from rlcore.testing.fakes.trainer import FakeTrainer
+from rlcore.time_limit import LOAD_VARIABLE
 
 from ..conftest import read_metrics  # type: ignore[import-not-found]
 
@@ -320,3 +323,34 @@ def test_a_wrong_choice_of_sinks_is_found_before_the_run(
     (problem,) = raised.value.problems
     assert (problem.path, problem.found) == (path, found)
     assert problem.remedy == remedy
+
+
+@pytest.mark.parametrize("method", ["log", "close"])
+def test_a_sink_that_does_not_return_is_called_no_more(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Waiting:
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+            calls.append("log")
+            if method == "log":
+                time.sleep(60.0)
+
+        def close(self, summary: Mapping[str, object] | None) -> None:
+            calls.append("close")
+            time.sleep(60.0)
+
+    class Notes(Progress):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    calls: list[str] = []
+    notes: list[str] = []
+    monkeypatch.setenv(LOAD_VARIABLE, "1")
+    monkeypatch.setattr(rlcore.run.report.sinks, "LIMIT_TIMES", 1.0)
+    sinks = Sinks(Notes())
+    sinks.add("sink 'x'", Waiting())
+    sinks.log(1, {})
+    sinks.close()
+    assert calls == ["log", "close"][: 1 if method == "log" else 2]
+    assert [one.partition(" took longer than 1 s")[0] for one in notes] == [
+        f"sink 'x' {'failed and gets nothing more; the run goes on' if method == 'log' else 'failed when the run ended'}"
+        ": a call of sink 'x'"
+    ]

@@ -12,7 +12,14 @@ from rlcore.spi.errors import Problem
 _SIZES = ("hidden_size", "intermediate_size", "vocab_size", "num_key_value_heads", "head_dim", "max_position_embeddings")
 _FLAGS = ("tie_word_embeddings", "norm_topk_prob", "attention_bias", "mlp_bias", "use_sliding_window")
 _NUMBER = Annotated[float, above_at_most(0, 2**31)]
-_ROPE = {"rope_type": str, "type": str, "factor": _NUMBER, "original_max_position_embeddings": _NUMBER}
+_THETA = Annotated[float, above_at_most(0, 1e30)]
+_ROPE = {
+    "rope_type": str,
+    "type": str,
+    "rope_theta": _THETA,
+    "factor": _NUMBER,
+    "original_max_position_embeddings": _NUMBER,
+}
 TYPES: Mapping[str, Any] = {
     **dict.fromkeys((*_SIZES, "decoder_sparse_step"), Positive),
     **dict.fromkeys(("num_hidden_layers", "num_attention_heads"), Annotated[int, between(1, 2**16)]),
@@ -21,6 +28,8 @@ TYPES: Mapping[str, Any] = {
     "mlp_only_layers": tuple[Count, ...],
     "layer_types": tuple[str, ...],
     "model_max_length": float,
+    "rms_norm_eps": Annotated[float, between(0, 1)],
+    "rope_theta": _THETA,
     **dict.fromkeys(("rope_parameters", "rope_scaling"), _ROPE),
 }
 """The type of each value, by Llama's keys; a mapping for a table, and null is of every type."""

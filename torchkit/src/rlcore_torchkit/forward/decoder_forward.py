@@ -20,7 +20,7 @@ from rlcore_torchkit.layers.attention import PackedSequences
 
 
 def patch_decoder(model: Any, decode: Decode | None = None) -> None:
-    """Make a transformers causal language model, loaded with GENERAL_ATTENTION, return `packed_logprobs` from its forward.
+    """Make a transformers causal language model, loaded with PACKED_ATTENTION, return `packed_logprobs` from its forward.
     `decode` takes the place of what computes hidden states."""
     config, head, scale = model.config, model.get_output_embeddings(), head_scale(model.config)
     cap = getattr(config, "final_logit_softcapping", None) or None

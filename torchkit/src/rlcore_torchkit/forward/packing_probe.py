@@ -13,7 +13,7 @@ from rlcore.spi.errors import ModelError, Problem
 from rlcore_torchkit.architectures.decoders import layer_windows
 from rlcore_torchkit.head.logprobs import packed_logprobs
 from rlcore_torchkit.layers.attention import PackedSequences
-from rlcore_torchkit.layers.general_attention import GENERAL_ATTENTION, attention_of, count_windows
+from rlcore_torchkit.layers.packed_attention import PACKED_ATTENTION, attention_of, count_windows
 
 LENGTHS = [9, 14]
 BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
@@ -72,7 +72,7 @@ def _own_forward(model: Any) -> Iterator[None]:
         yield
     finally:
         model.forward = patched
-        model.set_attn_implementation(attention_of(model.config, GENERAL_ATTENTION))
+        model.set_attn_implementation(attention_of(model.config, PACKED_ATTENTION))
 
 
 def _alone(model: Any, tokens: Tensor) -> Tensor:

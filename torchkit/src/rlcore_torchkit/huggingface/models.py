@@ -113,18 +113,16 @@ def load_model(
     """The transformers causal language model with packed attention, in `dtype`, in eval mode, on `device`. With the head
     "value" the sequence classifier with one label, whose head begins at zero where a language model's directory holds none.
 
-    With `any_decoder` also one that no family describes, whose attention is then GENERAL_ATTENTION. On device "meta" it has
+    With `any_decoder` also one that no family describes. On device "meta" it has
     shapes and names but no values. Nothing is printed. ModelError where it cannot be loaded.
     """
     config = load_config(spec, head, any_decoder=any_decoder)
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification
 
-    from rlcore_torchkit.layers.attention import register_packed_attention
-    from rlcore_torchkit.layers.general_attention import attention_of, register_general_attention
+    from rlcore_torchkit.layers.packed_attention import attention_of, register_packed_attention
 
-    is_described = described_family(config.to_dict()) is not None
-    attention = register_packed_attention() if is_described else attention_of(config, register_general_attention())
+    attention = attention_of(config, register_packed_attention())
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
     options["trust_remote_code"] = spec.trust_remote_code
     kind: Any = AutoModelForSequenceClassification if head == "value" else AutoModelForCausalLM
@@ -251,13 +249,12 @@ def model_errors(path: str) -> Iterator[None]:
 @contextmanager
 def _attention_errors(path: str) -> Iterator[None]:
     """Raise ModelError for a class that looks up attention in a table other than that of transformers."""
-    from rlcore_torchkit.layers.attention import PACKED_ATTENTION
-    from rlcore_torchkit.layers.general_attention import GENERAL_ATTENTION
+    from rlcore_torchkit.layers.packed_attention import PACKED_ATTENTION
 
     try:
         yield
     except KeyError as error:
-        if error.args and error.args[0] in (PACKED_ATTENTION, GENERAL_ATTENTION):
+        if error.args and error.args[0] == PACKED_ATTENTION:
             found = "a class that computes attention by itself"
             expected = "a decoder that attends through transformers' attention interface"
             raise ModelError([_problem(path, found, expected, "Use another model")]) from error

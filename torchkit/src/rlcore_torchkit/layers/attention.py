@@ -1,29 +1,21 @@
-"""Attention over packed sequences, registered with transformers: no padding, and no [T, T] mask.
+"""Bounds of packed sequences, and the batched calls that their attention is cut into.
 
 Beginnings that sequences have in common, as samples have their prompt, are computed once: what a causal model makes of a token
 depends on that token and those before it alone.
 
-Shapes: T tokens of the packed microbatch, N sequences, R rows that the model computes for them, H heads, D head dimension.
+Shapes: T tokens of the packed microbatch, N sequences, R rows that the model computes for them.
 """
 
-import inspect
-from functools import cache, cached_property
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 import torch
 from attrs import frozen
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from rlcore.spi.arrays import Int64Array, check_offsets
 from rlcore.spi.errors import ContractError
-from rlcore_torchkit.transformers_import import import_transformers
 
-PACKED_ATTENTION = "rlcore_packed"
-"""The name under which transformers knows it: `from_pretrained(..., attn_implementation=PACKED_ATTENTION)`."""
-
-FLASH_DTYPES = (torch.float16, torch.bfloat16)
 _BUCKET_SLACK_TOKENS = 16
 _BUCKET_SLACK_SHARE = 0.25
 
@@ -170,111 +162,3 @@ def _similar_lengths(lengths: Int64Array) -> list[Int64Array]:
         groups.append(order[start:end])
         start = end
     return groups
-
-
-def register_packed_attention() -> str:
-    """Make packed attention known to transformers, once or more often; returns PACKED_ATTENTION.
-
-    No mask function is registered on purpose: transformers then builds no mask, and reads nothing back from the device.
-    """
-    import_transformers()
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(PACKED_ATTENTION, packed_attention)
-    return PACKED_ATTENTION
-
-
-def packed_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    packed: PackedSequences | None = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """Causal attention of every sequence to itself, in the form that transformers' models call.
-
-    query [1, H, T, D], key [1, H of keys, T, D], value [1, H of keys, T, V]; returns [1, T, H, V]. On CUDA in half precision by
-    torch's variable-length flash attention, elsewhere by scaled_dot_product_attention over buckets of similar length.
-    """
-    if packed is None:
-        raise ContractError("packed attention: found no `packed` argument; expected a call through packed_forward")
-    _check_supported(module, query, packed, attention_mask, dropout, sliding_window, softcap)
-    dtype = torch.get_autocast_dtype(query.device.type) if torch.is_autocast_enabled(query.device.type) else value.dtype
-    query, key, value = (states.squeeze(0).transpose(0, 1).to(dtype) for states in (query, key, value))
-    return causal_attention(query, key, value, packed, scaling)[None], None
-
-
-def causal_attention(query: Tensor, key: Tensor, value: Tensor, packed: PackedSequences, scaling: float | None) -> Tensor:
-    """[T, H, V] of every sequence to itself, from query, key [T, heads, D] and value [T, heads, V] of one dtype."""
-    attend = _flash_attention if query.is_cuda and query.dtype in FLASH_DTYPES else _bucketed_attention
-    return attend(query, key, value, packed, scaling)
-
-
-def _check_supported(
-    module: nn.Module,
-    query: Tensor,
-    packed: PackedSequences,
-    attention_mask: Tensor | None,
-    dropout: float,
-    sliding_window: int | None,
-    softcap: float | None,
-) -> None:
-    if query.shape[0] != 1 or query.shape[2] != packed.num_tokens:
-        found = f"batch {query.shape[0]} of {query.shape[2]} tokens"
-        raise ContractError(f"packed attention: found {found}; expected batch 1 of {packed.num_tokens} tokens")
-    extras = {"an attention mask": attention_mask is not None, "attention dropout": dropout > 0.0 and module.training}
-    extras |= {"a sliding window": sliding_window is not None, "soft-capped logits": softcap is not None}
-    for extra, present in extras.items():
-        if present:
-            raise ContractError(f"packed attention: found {extra}; expected plain causal attention. Use another model")
-
-
-@cache
-def flash_options() -> dict[str, Any]:
-    """torch 2.12 added `enable_gqa`; before it, fewer key heads than query heads needed no option."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    options: dict[str, Any] = {"window_size": (-1, 0)}
-    return options | {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else options
-
-
-def _flash_attention(query: Tensor, key: Tensor, value: Tensor, packed: PackedSequences, scaling: float | None) -> Tensor:
-    """[T, H, V] from query, key [T, heads, D] and value [T, heads, V] in half precision on CUDA."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    bounds, length, width = packed.cu_seqlens, packed.max_length, value.shape[-1]
-    if width < query.shape[-1]:  # the kernel knows one width alone
-        value = F.pad(value, (0, query.shape[-1] - width))
-    output = varlen_attn(query, key, value, bounds, bounds, length, length, scale=scaling, **flash_options())
-    assert isinstance(output, Tensor)
-    return output[..., :width]
-
-
-def _bucketed_attention(query: Tensor, key: Tensor, value: Tensor, packed: PackedSequences, scaling: float | None) -> Tensor:
-    """[T, H, V]: sequences padded on the right need no mask, since no earlier query sees a later key."""
-    plan = packed.plan
-    if plan is None:
-        return _causal(query, key, value, packed.num_sequences, scaling)
-    outputs = []
-    for bucket in plan.buckets:
-        queries, keys, values = (states.index_select(0, bucket.gather) for states in (query, key, value))
-        outputs.append(_causal(queries, keys, values, bucket.num_sequences, scaling))
-    return torch.cat(outputs).index_select(0, plan.restore)
-
-
-def _causal(query: Tensor, key: Tensor, value: Tensor, num_sequences: int, scaling: float | None) -> Tensor:
-    """[places, H, V] from [places, heads, D or V], where the places are equally long sequences, one after another."""
-    groups = query.shape[1] // key.shape[1]
-    if query.is_cuda and groups > 1:
-        # CUDA's float32 kernels have no grouped heads: without this torch would take the one that stores all scores.
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    query, key, value = (states.view(num_sequences, -1, *states.shape[1:]).transpose(1, 2) for states in (query, key, value))
-    output = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
-    return output.transpose(1, 2).flatten(0, 1)

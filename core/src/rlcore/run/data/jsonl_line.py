@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from rlcore.lone_surrogates import described
+from rlcore.schema.json_objects import unique_keys
 from rlcore.text_file import MAX_LINE_BYTES
 
 _SUSPECT = re.compile(rb"\\u(0000|[dD][89a-fA-F])")
@@ -19,7 +20,7 @@ def parse_line(line: bytes) -> dict[str, Any]:
     if b"\0" in line:
         raise ValueError(f"holds a NUL byte: {line[:60]!r}; expected text in UTF-8")
     try:
-        row = json.loads(line, parse_constant=_refuse_constant)
+        row = json.loads(line, parse_constant=_refuse_constant, object_pairs_hook=unique_keys)
     except RecursionError as error:
         raise ValueError(f"is nested too deeply to be read: {line[:60]!r}; expected one JSON object a line") from error
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError, and numbers of thousands of digits

@@ -66,9 +66,11 @@ class Conversations(Protocol):
     def add_turn(self, episode: int, text: str, last_token: int | None) -> None:
         """Add what the policy said in an episode: its text without special tokens, and its last token."""
 
-    def read(self, episodes: Sequence[int], observations: Sequence[spi.Observation]) -> list[Int32Array | spi.DataError]:
+    def read(
+        self, episodes: Sequence[int], observations: Sequence[spi.Observation], most_tokens: Sequence[int] = ...
+    ) -> list[Int32Array | spi.DataError]:
         """The tokens that each of some episodes reads next, int32 [length], or the error where it cannot go on. ContractError
-        for messages in an episode that did not begin with some."""
+        for messages in an episode that did not begin with some. A text far beyond `most_tokens` is encoded in part."""
 
 
 class Renderer(Protocol):

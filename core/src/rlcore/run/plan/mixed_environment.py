@@ -1,6 +1,7 @@
 """Several environments as one: each row goes to that of its data set."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from attrs import evolve, frozen
@@ -37,10 +38,11 @@ class _Mixed:
         return rows
 
     def close(self) -> None:
-        """Close each that can be."""
-        for backend in self.backends.values():
-            if (close := getattr(backend, "close", None)) is not None:
-                close()
+        """Close each that can be, whatever one of them raises."""
+        with ExitStack() as stack:
+            for backend in self.backends.values():
+                if (close := getattr(backend, "close", None)) is not None:
+                    stack.callback(close)
 
 
 @frozen(kw_only=True, eq=False)

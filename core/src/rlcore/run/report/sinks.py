@@ -3,13 +3,16 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from rlcore.registry.plugin_errors import first_line, is_outside
+from rlcore.registry.plugin_errors import first_line, in_time, is_outside
 from rlcore.run.report.progress import Progress
 from rlcore.spi import EvaluationSink, LoggedSample, RlcoreError, SampleSink, Sink
 
+LIMIT_TIMES = 2.0
+"""The limit of a call, in relation to that of loading code: a tracker may take a minute until all has arrived."""
+
 
 class Sinks:
-    """The sinks of a run, by the names used in messages. One that raises is noted, and called no more."""
+    """The sinks of a run, by the names used in messages. One that raises or does not return is noted, and called no more."""
 
     def __init__(self, progress: Progress) -> None:
         self._sinks: dict[str, Sink] = {}
@@ -56,7 +59,8 @@ class Sinks:
     def _each(self, call: Callable[[Sink], None], failure: str) -> None:
         for label, sink in list(self._sinks.items()):
             try:
-                call(sink)
+                with in_time(f"a call of {label}", LIMIT_TIMES):
+                    call(sink)
             except BaseException as error:  # a panic in a native library is no Exception
                 if is_outside(error):
                     raise

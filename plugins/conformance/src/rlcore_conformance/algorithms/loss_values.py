@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -81,7 +81,7 @@ def torch_loss(
 def _called(spec: LossSpec, inputs: LossInputs) -> Any:
     """Call the loss; AssertionError with its inputs where it raises."""
     try:
-        return loss_function(spec.path)(inputs, spec.config)
+        return resolve_name(spec.path)(inputs, spec.config)
     except Exception as error:
         previous = "None, since AlgorithmNeeds.previous_logprobs is False" if inputs.previous_logprobs is None else "given"
         entropy = 'None, since LossSpec.entropy is "none"' if inputs.entropy is None else "given"
@@ -98,13 +98,6 @@ def _copies(inputs: LossInputs) -> dict[str, Any]:
     named |= {f"sequence_columns[{name!r}]": tensor for name, tensor in inputs.sequence_columns.items()}
     named |= {name: getattr(inputs, name) for name in ("entropy", "previous_logprobs", "values")}
     return {name: tensor.detach().clone() for name, tensor in named.items() if tensor is not None}
-
-
-def loss_function(path: str) -> Callable[[LossInputs, object], Any]:
-    """The function that `package.module:function` names."""
-    module, _, name = path.partition(":")
-    function: Callable[[LossInputs, object], Any] = getattr(import_module(module), name)
-    return function
 
 
 def total(parts: list[LossValue], tokens: list[Any], num_tokens: int) -> LossValue:

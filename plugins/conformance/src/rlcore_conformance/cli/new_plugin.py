@@ -58,7 +58,7 @@ def package_files(role: Role, name: str) -> dict[str, str]:
         ".github/workflows/test.yml": common / "test.yml",
         f"{package}/provider.py": own / "provider.py",
         f"{package}/backend.py": own / "backend.py",
-        "tests/test_conformance.py": own / "test_conformance.py",
+        "tests/test_conformance.py": common / "test_conformance.py",
     }
     files = {path: _filled(source.read_text(encoding="utf-8"), role, name) for path, source in sources.items()}
     return {**files, f"{package}/__init__.py": f'"""{role.capitalize()} `{name}` for rlcore."""\n'}
@@ -73,6 +73,7 @@ def _filled(text: str, role: Role, name: str) -> str:
         "RECIPE_KEY": recipe_key,
         "DEMO_ARGUMENTS": DEMO.get(role, f"{role}.name=newplugin").replace("newplugin", name),
         "ROLE": role,
+        "RoleConformance": f"{role.capitalize()}Conformance",
         "spi=(0, 0)": f"spi={SPI_VERSION}",
         "NewPlugin": class_name(name),
         "rlcore-newplugin": distribution_name(name),

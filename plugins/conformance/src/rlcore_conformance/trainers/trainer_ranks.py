@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attrs import evolve, frozen
+from attrs import evolve, fields, frozen
 
 from rlcore import serialization
 from rlcore.spi import (
@@ -140,20 +140,10 @@ def make_job(
 
 
 def travelling(provider: Provider) -> Provider:
-    """The provider without functions, which may be such as cannot travel to another process."""
-    return evolve(provider, unavailable=_available, disabled_capabilities=_nothing_less, num_devices=_of_one)
-
-
-def _available() -> None:
-    """Stand in for a provider's own probe, which may be a function that cannot travel to another process."""
-
-
-def _nothing_less(config: object) -> frozenset[str]:  # noqa: ARG001 - the form of Provider.disabled_capabilities
-    return frozenset()
-
-
-def _of_one(config: object) -> int:  # noqa: ARG001 - the form of Provider.num_devices
-    return 1
+    """The provider without functions of its own, which may be such as cannot travel to another process."""
+    plain = fields(Provider)
+    functions: tuple[Any, ...] = (plain.unavailable, plain.disabled_capabilities, plain.num_devices)
+    return evolve(provider, **{function.name: function.default for function in functions})
 
 
 def of(*indices: int) -> Int64Array:

@@ -19,8 +19,7 @@ from rlcore.spi import ContractError
 from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.modules.packing import PackedBatch
 from rlcore_torchkit.forward.context_parallel import ContextPart, exchanged_attention
-from rlcore_torchkit.layers.attention import packed_attention
-from rlcore_torchkit.layers.general_attention import general_attention
+from rlcore_torchkit.layers.packed_attention import packed_attention
 
 
 class CoreAttention(nn.Module, ABC):
@@ -65,23 +64,20 @@ class CoreAttention(nn.Module, ABC):
 
 
 class PackedAttention(CoreAttention):
-    """Attention over packed sequences with torch's kernels."""
-
-    def _attend(self, part: ContextPart, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        heads = (states.transpose(0, 1)[None] for states in (query, key, value))
-        output, _ = packed_attention(self, *heads, None, packed=part.packed, scaling=self._scale)
-        return output[0]
-
-
-class GeneralAttention(CoreAttention):
-    """Attention with windows, sinks and soft caps, by torch: flash attention on CUDA where there are windows alone; with the
-    others all scores of a bucket of sequences are in memory."""
+    """Attention over packed sequences with torch's kernels, with the windows, sinks and soft caps that the family has. `scale`
+    is that of scores, where it is another than Megatron gives."""
 
     def __init__(
-        self, config: TransformerConfig, *arguments: Any, family: MegatronFamily, scale: float, **options: Any
+        self,
+        config: TransformerConfig,
+        *arguments: Any,
+        family: MegatronFamily,
+        scale: float | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(config, *arguments, **options)
-        self._scale = scale
+        if scale is not None:
+            self._scale = scale
         self._cap = family.score_cap
         self._window = family.windows[self._layer_number - 1] if family.windows else None
         self.softmax_offset: nn.Parameter | None = None
@@ -96,7 +92,7 @@ class GeneralAttention(CoreAttention):
         sinks = None if self.softmax_offset is None else part.own_heads(self.softmax_offset)
         options: dict[str, Any] = {"scaling": self._scale, "softcap": self._cap}
         options |= {"sliding_window": self._window, "s_aux": sinks}
-        output, _ = general_attention(self, *heads, None, packed=part.packed, **options)
+        output, _ = packed_attention(self, *heads, None, packed=part.packed, **options)
         return output[0]
 
     def sharded_state_dict(

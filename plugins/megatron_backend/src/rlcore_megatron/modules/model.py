@@ -19,7 +19,7 @@ from rlcore.spi import Head
 from rlcore_megatron.families.models import architecture_of, dims_of, standard_config
 from rlcore_megatron.layouts.layout import ParallelLayout
 from rlcore_megatron.modules import latent_attention
-from rlcore_megatron.modules.attention import FusedAttention, GeneralAttention, PackedAttention, PackedRotary
+from rlcore_megatron.modules.attention import FusedAttention, PackedAttention, PackedRotary
 from rlcore_megatron.modules.auxiliary_loss import BiasCorrectedRouter, PolicyRouter
 from rlcore_megatron.modules.grouped_products import GroupedExperts, multiply_by_all_experts_at_once
 from rlcore_megatron.modules.model_config import local_frequencies, rotary_frequencies, scaled_frequencies, score_scale
@@ -241,9 +241,10 @@ def _mark_experts(model_chunks: Sequence[PolicyModel], layout: ParallelLayout) -
 def _adapt(spec: TransformerBlockSubmodules, hf: Any, config: TransformerConfig, fused: bool) -> None:
     """Put our attention, routers, norms behind attention and MLP, and without TransformerEngine all norms, in place of
     Megatron's."""
-    family, core = architecture_of(hf), FusedAttention if fused else PackedAttention
-    if family.needs_general_attention:
-        core = partial(GeneralAttention, family=family, scale=score_scale(hf))
+    family, core = architecture_of(hf), FusedAttention
+    if family.needs_general_attention or not fused:
+        scale = score_scale(hf) if family.needs_general_attention else None
+        core = partial(PackedAttention, family=family, scale=scale)
     normed = {"config": config, "hidden_size": config.hidden_size, "eps": config.layernorm_epsilon}
     for layer in spec.layer_specs:
         mlp = layer.submodules.mlp.submodules

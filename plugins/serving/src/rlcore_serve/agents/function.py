@@ -1,11 +1,10 @@
 """Agents that are functions of Python: how they are called, and what they are given."""
 
-import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
-from rlcore.spi import ConfigError, PluginError, Problem, SessionEndpoint
-from rlcore_workers.functions import FORM, is_async, load_function
+from rlcore.spi import PluginError, SessionEndpoint
+from rlcore_workers.functions import FORM, load_fitting
 
 AgentFunction: TypeAlias = Callable[[dict[str, Any], "AgentClient"], Awaitable[object]]
 KEY = "environment.agent.function"
@@ -47,15 +46,5 @@ class AgentClient:
 
 def load_agent(path: str) -> AgentFunction:
     """Return the function that "agent.py:run" or "package.module:run" names. ConfigError where there is none that fits."""
-    function: AgentFunction = load_function(path, KEY, EXPECTED)
-    if not is_async(function):
-        raise _problem(f"{path!r}, which is no `async def`")
-    try:
-        inspect.signature(function).bind(None, None)
-    except TypeError as error:
-        raise _problem(f"{path!r}, which does not take (task, client): {error}") from error
+    function: AgentFunction = load_fitting(path, KEY, EXPECTED, 2, is_awaited=True)
     return function
-
-
-def _problem(found: str) -> ConfigError:
-    return ConfigError([Problem(path=KEY, found=found, expected=EXPECTED)])

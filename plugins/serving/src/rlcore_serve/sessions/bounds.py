@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlcore.lone_surrogates import lone_surrogate
+from rlcore.schema.json_objects import unique_keys
 from rlcore_serve.sessions.errors import RequestError, bad_request
 
 MAX_BODY_BYTES = 64 * 2**20
@@ -41,7 +42,7 @@ def read_json(content: bytes) -> Any:
     if (found := content.count(b"[") + content.count(b"{") + num_texts) > MAX_PARTS:
         raise RequestError(400, f"found {found} brackets and texts in the request's body; expected at most {MAX_PARTS}")
     try:
-        body = json.loads(content)
+        body = json.loads(content, object_pairs_hook=unique_keys)
     except RecursionError as error:
         raise _too_deep() from error
     except ValueError as error:

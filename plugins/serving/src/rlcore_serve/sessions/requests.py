@@ -19,6 +19,9 @@ MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-3
 """Besides 0; logits that are divided by less are infinite, and say nothing any more."""
 
+_STREAM_OPTIONS = ("include_usage", "include_obfuscation")
+"""Keys of `stream_options`; the second has no effect, since this server pads nothing."""
+
 
 @frozen(kw_only=True, eq=False)
 class AnswerRequest:
@@ -128,9 +131,16 @@ def _wrong(values: Mapping[str, Any], is_chat: bool) -> Iterator[str]:
             yield f"{name}: found {shown(values[name])}; expected true or false"
     if not isinstance(values.get("stop_token_ids", []), list) or not all(map(_is_token, values.get("stop_token_ids", []))):
         yield f"stop_token_ids: found {shown(values['stop_token_ids'])}; expected a list of token ids"
-    for name in ("stream_options", "chat_template_kwargs"):
-        if not isinstance(values.get(name, {}), dict):
-            yield f"{name}: found {shown(values[name])}; expected an object"
+    if not isinstance(values.get("chat_template_kwargs", {}), dict):
+        yield f"chat_template_kwargs: found {shown(values['chat_template_kwargs'])}; expected an object"
+    options = values.get("stream_options", {})
+    if (
+        not isinstance(options, dict)
+        or options.keys() - _STREAM_OPTIONS
+        or not all(type(one) is bool for one in options.values())
+    ):
+        expected = f"an object of true and false, with {' and '.join(_STREAM_OPTIONS)}"
+        yield f"stream_options: found {shown(options)}; expected {expected}"
     stop = values.get("stop", [])
     if not all(isinstance(one, str) and one for one in (stop if isinstance(stop, list) else [stop])):
         yield f"stop: found {shown(stop)}; expected a text or a list of texts, none of them empty"

@@ -11,6 +11,7 @@ from rlcore_serve.sessions.errors import RequestError, bad_request
 from rlcore_serve.sessions.request_keys import IN_CHAT, INCLUDED, looked_up, shown
 from rlcore_serve.sessions.requests import AnswerRequest, read_request
 from rlcore_serve.sessions.response_reply import FIRST_CALL
+from rlcore_text.chats.messages import has_value
 
 _LOGPROBS = "message.output_text.logprobs"
 _TEXTS = ("input_text", "output_text", "text")
@@ -18,6 +19,14 @@ _SHOWN = ("name", "description", "parameters")
 """Keys of a tool that chat templates show."""
 _TOOL = {"type", "strict", *_SHOWN}
 _ITEMS = "message, function_call, function_call_output"
+_FIELDS: Mapping[str, frozenset[str]] = {
+    "message": frozenset({"type", "role", "content", "id", "status", "phase"}),
+    "function_call": frozenset({"type", "name", "arguments", "call_id", "id", "status"}),
+    "function_call_output": frozenset({"type", "output", "call_id", "id", "status", "name"}),
+    "reasoning": frozenset({"type", "id", "status", "summary", "content", "encrypted_content"}),
+    "part": frozenset({"type", "text", "annotations", "logprobs", "prompt_cache_breakpoint"}),
+}
+"""Fields of items of the input, and of the parts of their texts, that are read or have no effect."""
 
 
 def read_response_request(body: object, default: SamplingParams) -> AnswerRequest:
@@ -85,7 +94,7 @@ class _Items:
         kind = item.get("type", "message") if isinstance(item, dict) else None
         if not isinstance(kind, str) or kind not in kinds:
             return f"found {shown(item)}; expected an item of the type {_ITEMS} or reasoning"
-        return kinds[kind](item)
+        return _unknown_field(item, kind) or kinds[kind](item)
 
     def _message(self, item: Mapping[str, Any]) -> str | None:
         text, role = _text(item.get("content")), item.get("role")
@@ -113,6 +122,17 @@ class _Items:
             return f"found {shown(item)}; expected call_id, and as output text, or parts of text alone"
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
         return None
+
+
+def _unknown_field(item: Mapping[str, Any], kind: str) -> str | None:
+    """Return the fault of an item with a field that has a value and that nothing reads, in its parts too; None without one."""
+    content = item.get("content", item.get("output"))
+    parts = [part for part in content if isinstance(part, dict)] if kind != "reasoning" and isinstance(content, list) else []
+    for one, known in ((item, _FIELDS[kind]), *((part, _FIELDS["part"]) for part in parts if part.get("type") in _TEXTS)):
+        for name, value in one.items():
+            if name not in known and value is not False and has_value(value):
+                return f"found the unknown field {name!r:.40}; leave it out"
+    return None
 
 
 def _text(content: Any) -> str | None:

@@ -27,12 +27,11 @@ from rlcore_serve.sessions.record import Answer, conversation_keys
 from rlcore_serve.sessions.requests import AnswerRequest
 from rlcore_serve.sessions.session import Session
 from rlcore_text.chats.conversation import Conversation, RewritingTemplateError
+from rlcore_text.chats.long_texts import shortened
 from rlcore_text.chats.messages import read_message
 from rlcore_text.chats.tool_calls import FORMS
 
 History = Literal["refuse", "segment"]
-_CHARACTERS_PER_TOKEN = 16
-"""Characters for each token of the limit. A longer text is encoded whole only where its beginning does not exceed the limit."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -170,13 +169,8 @@ class ServedModel:
         return RequestError(400, f"found a prompt of {found}; expected {expected}", code="context_length_exceeded")
 
     def _encoded(self, encode: Callable[[str], list[int]], text: str) -> list[int]:
-        """Encode a text. RequestError where its beginning alone has more tokens than the model reads: some tokenizers take
-        minutes for megabytes."""
-        beginning = text[: self.max_sequence_length * _CHARACTERS_PER_TOKEN]
-        tokens = encode(beginning)
-        if len(beginning) == len(text):
-            return tokens
-        if len(tokens) > 2 * self.max_sequence_length:  # twice: the whole text may be encoded in fewer tokens
+        """Encode a text. RequestError where its beginning alone has more tokens than the model reads."""
+        if len(shortened(text, self.max_sequence_length, encode)) < len(text):
             raise self._too_long(f"more than {self.max_sequence_length} tokens")
         return encode(text)
 

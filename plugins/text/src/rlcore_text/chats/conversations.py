@@ -8,6 +8,7 @@ from rlcore.run.data.text import History
 from rlcore.spi import ContractError, DataError, Observation, Tokenizer
 from rlcore.spi.arrays import Int32Array
 from rlcore_text.chats.conversation import Conversation, RewritingTemplateError
+from rlcore_text.chats.long_texts import shortened
 
 REMEDY = (
     'Set rollout.history = "keep_sampled" to keep the sampled tokens, model.chat_template to a template that leaves earlier '
@@ -58,10 +59,13 @@ class Conversations:
             self._conversations[episode] = conversation.with_text(text)
         self._ends[episode] = last_token if last_token in self._silent else None
 
-    def read(self, episodes: Sequence[int], observations: Sequence[Observation]) -> list[Int32Array | DataError]:
+    def read(
+        self, episodes: Sequence[int], observations: Sequence[Observation], most_tokens: Sequence[int] = ()
+    ) -> list[Int32Array | DataError]:
         """The tokens that each of some episodes reads next, int32 [length]: text and tokens as they are, of messages what the
         chat template adds to the conversation. The error in place of them where the template rewrites what there is already;
-        ContractError for messages in an episode that did not begin with some."""
+        ContractError for messages in an episode that did not begin with some. A text far beyond `most_tokens` is encoded in
+        part."""
         texts, refused = [], {}
         for episode, observation in zip(episodes, observations, strict=True):
             try:
@@ -72,6 +76,8 @@ class Conversations:
             except DataError as error:
                 refused[episode] = error
                 texts.append("")
+        for index, most in enumerate(most_tokens):
+            texts[index] = shortened(texts[index], most, lambda text: self._tokenizer.encode_behind([text])[0])
         encoded = self._tokenizer.encode_behind(texts)
         read: list[Int32Array | DataError] = []
         for episode, observation, tokens in zip(episodes, observations, encoded, strict=True):

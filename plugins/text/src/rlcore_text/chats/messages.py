@@ -7,12 +7,14 @@ DataError, whose text completes a sentence that begins with "found".
 
 import json
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from rlcore.lone_surrogates import lone_surrogate
+from rlcore.schema.json_objects import unique_keys
 from rlcore.spi import DataError, Message, Tool
 from rlcore_text.chats.images import content_fault, image_source
-from rlcore_text.chats.public_fields import instead_of, names_of, synonyms
+from rlcore_text.chats.public_fields import SLIP, instead_of, names_of, synonyms
 
 ASSISTANT = "assistant"
 THOUGHTS = synonyms("message", "reasoning_content")
@@ -50,6 +52,9 @@ def read_messages(value: object, *, keeps_unreadable: bool = False, may_begin: b
             read = read_message(message, is_last=is_last, keeps_unreadable=keeps_unreadable)
         except DataError as error:
             raise DataError(f"message {number} {error}") from error
+        except (TypeError, ValueError, RuntimeError) as error:  # of a value that is no JSON, such as a tensor
+            what = f"with values that are no JSON ({type(error).__name__}: {error!s:.60})"
+            raise DataError(f"message {number} {what}; expected texts, numbers, lists and objects") from error
         if number and _is_of_calls(message) and found[-1]["role"] == ASSISTANT:  # its turn goes on with a call
             begun = found[-1]
             others = {
@@ -147,7 +152,7 @@ def _role(message: Mapping[str, Any]) -> str:
     if not isinstance(role, str):
         raise DataError(f"whose {name!r} is {type(role).__name__}, not text")
     usual = (*_ROLES, *_ROLES.values(), *_CALLS, "system", "developer", "function")
-    if role not in usual and (name == "from" or role.strip().lower() in usual):
+    if role not in usual and (name == "from" or get_close_matches(role.strip().lower(), usual, cutoff=SLIP)):
         raise DataError(f"whose {name!r} is {role!r:.40}; expected one of {', '.join((*_ROLES, *_CALLS, 'system'))}")
     return _ROLES.get(role, role)
 
@@ -313,7 +318,7 @@ def has_value(value: object) -> bool:
 def _parsed(text: str, what: str, before: str = "") -> Any:
     """Parse JSON text. DataError where it is none, or holds NaN or half a character."""
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=unique_keys)
         _require_json(value, what)
     except (ValueError, RecursionError) as error:
         found = f"{before} {what} that are no JSON: {text!r:.60} ({error})".strip()

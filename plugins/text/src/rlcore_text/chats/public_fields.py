@@ -3,6 +3,7 @@
 The readers of rows and messages follow this table. `docs/data.md` shows it, with the libraries that define each field.
 """
 
+from difflib import get_close_matches
 from functools import cache
 from typing import Literal, TypeAlias
 
@@ -11,6 +12,9 @@ from attrs import frozen
 Level: TypeAlias = Literal["row", "message", "part", "call", "tool"]
 Decision: TypeAlias = Literal["used", "refused", "reported", "no effect"]
 """Treatment of a field that has a value. A "reported" field is not read, and a note before the run names it."""
+
+SLIP = 0.8
+"""Similarity from which an unknown name counts as a misspelt one."""
 
 
 @frozen
@@ -160,3 +164,11 @@ def synonyms(level: Level, name: str) -> tuple[str, ...]:
 def instead_of(level: Level, name: str) -> str:
     """Return the remedy for a refused field; "" for a field that is not in the table."""
     return next((one.meaning for one in FIELDS if one.level == level and name in one.names), "")
+
+
+@cache
+def misspelt_column(name: str) -> str | None:
+    """Return the column that a row's field is most likely to stand for; None where the field is a known one, or like none."""
+    if name in names_of("row", "used", "refused", "reported", "no effect"):
+        return None
+    return next(iter(get_close_matches(name.strip().lower(), names_of("row", "used"), 1, SLIP)), None)

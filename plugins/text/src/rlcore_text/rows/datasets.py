@@ -4,9 +4,8 @@ Whatever a data set calls its fields, rows carry the prompt as `prompt` and the 
 stay as they are.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from rlcore.config.data import DatasetConfig, Split
@@ -35,8 +34,9 @@ class SourceRows(LazyRows):
         if self.numbers.start != 0 or self.numbers.step != 1:
             yield from super().__iter__()
             return
-        for number, row in enumerate(islice(self._rows, len(self))):  # which may be faster than row by row
-            yield self._reader.read(row, _where(number))
+        rows = iter(self._rows)  # which may be faster than row by row
+        for number in range(len(self)):
+            yield self._read(partial(next, rows), number)
 
     def name_of(self, index: int) -> str:
         """Return how errors call a row: by its number and, where the source knows it, by its line."""
@@ -46,7 +46,15 @@ class SourceRows(LazyRows):
         return f"row {index} (the first is 0; line {line(self.numbers[index])} of the file)"
 
     def _made(self, number: int) -> Row:
-        return self._reader.read(self._rows[number], _where(number))
+        return self._read(partial(self._rows.__getitem__, number), number)
+
+    def _read(self, take: Callable[[], Row], number: int) -> Row:
+        """Take a row of the source, and read it. DataErrors name it."""
+        try:
+            row = take()
+        except DataError as error:
+            raise DataError(f"{self._reader.key}: {_where(number)}: {error}") from error
+        return self._reader.read(row, _where(number))
 
 
 def load_rows(

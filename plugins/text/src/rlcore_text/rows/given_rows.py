@@ -3,12 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from rlcore.arrow_nulls import cleaner
 from rlcore.config.data import DatasetConfig
 from rlcore.registry.plugin_errors import described, in_time
-from rlcore.spi import DataError, LazyRows
+from rlcore.spi import DataError, LazyRows, Row
+from rlcore_text.chats.public_fields import names_of
 from rlcore_text.rows.datasets import TIMES
-from rlcore_text.rows.row_fields import RowReader
+from rlcore_text.rows.row_fields import MAPPED, RowReader
 
 _CHUNK_ROWS = 2048
 
@@ -21,9 +24,18 @@ def given_rows(rows: Sequence[Any] | None, config: DatasetConfig, key: str, **fo
     if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
         raise DataError(f"{key}: found a {type(rows).__name__}; expected a sequence of rows, such as a list of dicts")
     reader = RowReader(config=config, key=key, **form)
-    clean = _cleaner_of(rows)
+    clean, read = _cleaner_of(rows), _columns_of(config)
     num_rows = len(rows) if config.limit is None else min(config.limit, len(rows))
-    made = LazyRows(num_rows, lambda number: reader.read(clean(rows[number]), f"row {number} (the first is 0)"))
+
+    def make(number: int) -> Row:
+        where = f"row {number} (the first is 0)"
+        try:
+            row = clean(_with_lists(rows[number], read))
+        except RecursionError as error:
+            raise DataError(f"{key}: {where}: found values that are nested too deeply; expected fewer levels") from error
+        return reader.read(row, where)
+
+    made = LazyRows(num_rows, make)
     for start in range(0, num_rows, _CHUNK_ROWS):
         with in_time(f"taking rows from {start} on of {key}", TIMES):
             for number in range(start, min(start + _CHUNK_ROWS, num_rows)):
@@ -37,7 +49,28 @@ def given_rows(rows: Sequence[Any] | None, config: DatasetConfig, key: str, **fo
 def _cleaner_of(rows: Any) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
     """Return a function that removes filler nulls from rows, where the data set has an Arrow schema."""
     schema = getattr(getattr(rows, "features", None), "arrow_schema", None)
-    return dict if schema is None else cleaner(schema)
+    return dict if schema is None else cleaner(schema, is_decoded=True)
+
+
+def _columns_of(config: DatasetConfig) -> frozenset[str]:
+    """Return the columns that are read as texts, messages or tools."""
+    mapped = (value for option in MAPPED if (value := getattr(config, option)) is not None)
+    return frozenset({*names_of("row", "used"), *mapped})
+
+
+def _with_lists(row: Mapping[str, Any], columns: frozenset[str]) -> dict[str, Any]:
+    """Return a row with lists in place of the arrays of objects that pandas and `datasets` make of messages and tools."""
+    return {name: _as_list(value) if name in columns else value for name, value in row.items()}
+
+
+def _as_list(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and (value.dtype == object or value.ndim < 2):  # and no picture
+        value = value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, list | tuple):
+        return [_as_list(item) for item in value]
+    return {name: _as_list(item) for name, item in value.items()} if isinstance(value, Mapping) else value
 
 
 def _require_row(rows: Sequence[Any], number: int, key: str) -> None:

@@ -14,14 +14,15 @@ from rlcore.spi import DataError, Message, Row
 from rlcore_text.chats.conversation import behind_prompt
 from rlcore_text.chats.images import image_parts
 from rlcore_text.chats.messages import ASSISTANT, IN_LOSS, has_value, read_messages, read_tools, role_of
-from rlcore_text.chats.public_fields import FIELDS, names_of
+from rlcore_text.chats.public_fields import FIELDS, misspelt_column, names_of
 from rlcore_text.rows.row_images import MARK, column_images, has_marks, with_images
 
 PROMPT, COMPLETION = "prompt", "completion"
 _USUAL_PROMPT_FIELDS = ("question", "problem", "instruction", "messages", "input", "query", "text")
-_MAPPED = tuple(f"{name}_field" for name in ("prompt", "completion", "messages", "chosen", "rejected", "margin"))
-_USUAL = {option: getattr(DatasetConfig(), option) for option in _MAPPED}
-_JSON_MESSAGES = re.compile(r'\s*\[\s*\{\s*"(role|content|from|value)"\s*:')
+MAPPED = tuple(f"{name}_field" for name in ("prompt", "completion", "messages", "chosen", "rejected", "margin"))
+_USUAL = {option: getattr(DatasetConfig(), option) for option in MAPPED}
+_WRITTEN_MESSAGES = re.compile(r"""\s*(\[\s*)?\{\s*(["'])(role|content|from|value|tool_calls)\2\s*:""")
+"""The beginning of messages that are written as JSON, or as Python prints them."""
 NULLS = "null in it stays. Where Arrow has filled it in, give the data set itself instead of a list or a JSONL file of it"
 
 
@@ -69,6 +70,8 @@ class RowReader:
                 self._read_columns(found, is_chat and found.get(COMPLETION) is None)
         except DataError as error:
             raise DataError(f"{self.key}: {where}: found {error}") from error
+        except RecursionError as error:
+            raise DataError(f"{self.key}: {where}: found values that are nested too deeply; expected fewer levels") from error
         if is_chat and not self.for_agents:
             self._require_one_form(found, where)
         is_agents = self.for_agents and _are_messages(found.get(PROMPT)) and bool(found[PROMPT])
@@ -131,9 +134,22 @@ class RowReader:
                     raise DataError(f"the field {name!r}, which is not read: {one.meaning}. Take it out, or rename it")
                 self.told[name] = one.meaning if self.is_learned else "the environment gets it, and the policy does not see it"
 
+        for name, near in ((name, misspelt_column(str(name))) for name in row):
+            if near in self._columns and has_value(row[name]) and not has_value(row.get(near)) and not self._is_mapped(name):
+                self.told[name] = f"it is not read. Did you mean {near!r}?"
+
+    @property
+    def _columns(self) -> frozenset[str]:
+        """The columns that are read under these names in rows of this form."""
+        answers = {"messages", COMPLETION} if self.may_be_chats else set() if self.has_prompts else {"chosen", "rejected"}
+        return frozenset({"tools", "images", *answers})
+
+    def _is_mapped(self, name: str) -> bool:
+        return name in {getattr(self.config, option) for option in MAPPED}
+
     def _applies(self, name: str, value: object) -> bool:
         """Return whether a field of this name has its public meaning in this row, rather than the recipe's or none."""
-        if name in {getattr(self.config, option) for option in _MAPPED}:
+        if self._is_mapped(name):
             return False
         if name == "label":
             return isinstance(value, bool) and self.may_be_chats
@@ -151,8 +167,7 @@ class RowReader:
         if images is None and has_marks(row.get(place)):
             self.told[place] = f"it has {MARK}, a place for an image, and rows have no column of images: that stays text"
         prompt: Any = row.get(PROMPT)
-        if isinstance(prompt, str) and _JSON_MESSAGES.match(prompt):
-            self.told[PROMPT] = "it is JSON text of messages, and stays text. Write the messages as a list, not as text"
+        self._tell_of_written_messages(row)
         if not self.has_prompts:
             if images:
                 raise DataError(
@@ -172,6 +187,15 @@ class RowReader:
         name = self.config.messages_field if is_chat else PROMPT
         if _are_messages(row.get(name)):
             row[name] = with_images(row[name], images, self.folder)
+
+    def _tell_of_written_messages(self, row: Mapping[str, Any]) -> None:
+        """Collect notes on texts that are prompts or answers, and hold the JSON of messages."""
+        names = [PROMPT, COMPLETION] if self.may_be_chats else [PROMPT]
+        if not self.has_prompts:
+            names += [self.config.chosen_field, self.config.rejected_field, "rejected_response"]
+        for name in names:
+            if isinstance(text := row.get(name), str) and _WRITTEN_MESSAGES.match(text):
+                self.told[name] = "it is JSON text of messages, and stays text. Write the messages as a list, not as text"
 
     def _tell_of_calls(self, row: Mapping[str, Any]) -> None:
         """Collect notes on unknown fields of tools, and on nulls in arguments and schemas."""

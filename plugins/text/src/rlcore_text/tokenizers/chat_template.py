@@ -110,6 +110,11 @@ class ChatTemplate:
                 "describe them in a message and read the calls in the answer"
             )
         messages = read_messages(messages, keeps_unreadable=True)
+        if any(map(image_parts, messages)) and self.placeholders() is None:
+            raise DataError(
+                "a prompt has images, but the model reads text alone: its config.json has no vision_config. Take the images "
+                "out, or use a model of images"
+            )
         if any(message.get("tool_calls") for message in messages) and not reads("tool_calls", template):
             raise DataError("a message has tool_calls, but the chat template never shows any. Write them into its content")
         conversation = [self._template_message(message, template, tools) for message in messages]
@@ -168,12 +173,7 @@ class ChatTemplate:
 
     def _with_images(self, text: str, messages: Sequence[Mapping[str, Any]]) -> str:
         """Return the text with placeholders for the images of the messages."""
-        placeholders, has_images = self.placeholders(), any(map(image_parts, messages))
-        if placeholders is None and has_images:
-            raise DataError(
-                "a prompt has images, but the model reads text alone: its config.json has no vision_config. Take the images "
-                "out, or use a model of images"
-            )
+        placeholders = self.placeholders()
         return text if placeholders is None else placeholders.expanded(text, images_of(messages))
 
     def _require_shown(self, probed: Sequence[dict[str, Any]], number: int, part: str, tools: Sequence[Any]) -> None:

@@ -1,14 +1,8 @@
 """Checks whether a model is on this machine, or else the Hub in reach. The Hub's client would try for minutes."""
 
-import os
-import selectors
-import socket
-import time
-from contextlib import ExitStack
-from threading import Event, Thread
-from typing import TypeAlias
-from urllib.parse import SplitResult, urlsplit
-from urllib.request import getproxies, proxy_bypass
+import asyncio
+from queue import Empty, SimpleQueue
+from threading import Thread
 
 from rlcore.config.model import ModelConfig
 from rlcore.model_files import CONFIG_FILE, is_hub_name
@@ -18,10 +12,9 @@ from rlcore.spi import Problem
 
 WAITS_S = (1.0, 2.0)
 """Pauses before another attempt where one fails at once, as while a name does not resolve for a moment."""
-LOOK_S = 0.05
-"""Seconds between two looks at what is being tried."""
-_PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
-_Address: TypeAlias = tuple[str, int]
+NO_CONNECTION = "no connection within {:g} s"
+READ_S = 0.5
+"""Seconds for an answer: one that is slow is no matter."""
 
 
 def is_here(model: ModelConfig) -> bool:
@@ -99,94 +92,48 @@ def _is_fetched(model: ModelConfig, name: str) -> bool:
 
 
 def why_unreachable() -> str | None:
-    """Why no connection to the Hub, or to the proxy that leads there, comes about; None where one does, whatever it then says
-    and however slowly, and where HF_HUB_OFFLINE forbids to ask. Takes HF_HUB_ETAG_TIMEOUT seconds at most, 10 by default.
-    """
+    """Why no connection to the Hub comes about, through a proxy where one is set; None where one does, whatever it then says,
+    and where HF_HUB_OFFLINE forbids to ask. Takes HF_HUB_ETAG_TIMEOUT seconds at most, 10 by default."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return None
-    ways = _ways(constants.ENDPOINT)
-    if not ways:
-        return None
-    limit_s, said, is_reached = float(constants.HF_HUB_ETAG_TIMEOUT), dict[_Address, str](), Event()
-    # Threads of their own: looking up a name has no limit.
-    asking = [Thread(target=_ask, args=(way, limit_s, said, is_reached), name="hub-reach", daemon=True) for way in ways]
-    until = time.monotonic() + limit_s
-    for thread in asking:
-        thread.start()
-    while any(thread.is_alive() for thread in asking) and time.monotonic() < until:
-        if is_reached.wait(LOOK_S):
-            break
-    if is_reached.is_set():
-        return None
-    host, port = ways[0]
-    return f"{host}:{port}: {said[ways[0]]}" if ways[0] in said else f"{host}:{port} does not answer within {limit_s:g} s"
-
-
-def _ask(way: _Address, limit_s: float, said: dict[_Address, str], is_reached: Event) -> None:
-    reason = ""
-    for wait in (0.0, *WAITS_S):
-        time.sleep(wait)
-        try:
-            _connect(*way, limit_s)
-        except TimeoutError:
-            return
-        except OSError as error:
-            reason = error.strerror or str(error)
-        except ValueError as error:  # such as a name that no host can have
-            reason = str(error)
-        else:
-            is_reached.set()
-            return
-    said[way] = reason
-
-
-def _connect(host: str, port: int, limit_s: float) -> None:
-    """Reach one address of a host; OSError where none can be. All are tried at once: one that does not answer, as where IPv6
-    leads nowhere, would take the time of the others."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    until, code = time.monotonic() + limit_s, 0
-    with ExitStack() as opened, selectors.DefaultSelector() as under_way:
-        for family, kind, protocol, _, address in found:
-            try:
-                connection = opened.enter_context(socket.socket(family, kind, protocol))
-                connection.setblocking(False)
-                connection.connect(address)
-            except BlockingIOError:
-                under_way.register(connection, selectors.EVENT_WRITE, connection)
-            except OSError as error:  # such as no way to any address of IPv6
-                code = error.errno or code
-            else:
-                return
-        while under_way.get_map():
-            ready = under_way.select(max(0.0, until - time.monotonic()))
-            if not ready:
-                raise TimeoutError
-            for key, _ in ready:
-                connection = under_way.unregister(key.fileobj).data
-                code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                if code == 0:
-                    return
-    raise OSError(code, os.strerror(code))
-
-
-def _ways(endpoint: str) -> list[_Address]:
-    """Host and port of the first machine on the way to an endpoint, the likely one first: what is said in `no_proxy`, the Hub's
-    client reads otherwise than Python does. None of what is no URL, of which the client tells."""
+    limit_s, said = float(constants.HF_HUB_ETAG_TIMEOUT), SimpleQueue[str | None]()
+    # A thread of its own: looking up a name has no limit.
+    Thread(target=lambda: said.put(asyncio.run(_ask(constants.ENDPOINT, limit_s))), name="hub-reach", daemon=True).start()
     try:
-        parts, proxies = urlsplit(endpoint), getproxies()
-        straight = _address(parts)
-        proxy = proxies.get(parts.scheme) or proxies.get("all")
-        if straight is None or not proxy:
-            return [] if straight is None else [straight]
-        through = _address(urlsplit(proxy if "://" in proxy else f"http://{proxy}"))
-    except ValueError:  # such as a port that is no number, as a password's # makes it
-        return []
-    if through is None or "no" not in proxies:
-        return [] if through is None else [through]
-    return [straight, through] if proxy_bypass(":".join(map(str, straight))) else [through, straight]
+        reason = said.get(timeout=limit_s)
+    except Empty:
+        reason = NO_CONNECTION.format(limit_s)
+    return None if reason is None else f"{constants.ENDPOINT}: {reason}"
 
 
-def _address(parts: SplitResult) -> _Address | None:
-    return None if parts.hostname is None else (parts.hostname, parts.port or _PORTS.get(parts.scheme, 443))
+async def _ask(endpoint: str, limit_s: float) -> str | None:
+    """Ask the Hub as its own client would, but of all addresses of a host at once: one may lead nowhere."""
+    from huggingface_hub import get_async_session
+
+    reason = None
+    for wait in (0.0, *WAITS_S):
+        await asyncio.sleep(wait)
+        try:
+            async with get_async_session() as client:
+                await client.head(endpoint, follow_redirects=False, timeout=(limit_s, READ_S, limit_s, limit_s))
+        except Exception as error:
+            # By name: the library of the Hub's client depends on its version. What comes of no URL, the client tells itself.
+            match type(error).__name__:
+                case "ConnectTimeout":
+                    return NO_CONNECTION.format(limit_s)
+                case "ConnectError" | "ProxyError":
+                    reason = _innermost(error)
+                case _:
+                    return None
+        else:
+            return None
+    return reason
+
+
+def _innermost(error: BaseException) -> str:
+    """Return what an error goes back to, in words."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause
+    return str(error) or type(error).__name__

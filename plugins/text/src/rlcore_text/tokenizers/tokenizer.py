@@ -26,8 +26,10 @@ from rlcore.spi.arrays import Int32Array
 from rlcore.thoughts import is_mark
 from rlcore.time_limit import loading
 from rlcore_text.chats.images import Placeholders
+from rlcore_text.chats.messages import ASSISTANT
 from rlcore_text.tokenizers.chat_template import (
     DEFAULT,
+    PROBE,
     PROCESSOR_FILE,
     PROCESSOR_TEMPLATE_FILE,
     ChatTemplate,
@@ -196,9 +198,10 @@ def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
             save if expanded(model.path).exists() or is_shown(model) else absent_remedy(model.path),
         ) from error
     _check_template_variables(backend.chat_template, model)
+    ends = _stop_token_ids(backend, model)
     return PretrainedTokenizer(
         backend=backend,
-        stop_token_ids=_stop_token_ids(backend, model),
+        stop_token_ids=(*ends, *_written_end(backend, model, ends)),
         prompt_prefix=_prompt_prefix(backend),
         model=model,
         vocab_size=model_number(model, "vocab_size"),
@@ -280,6 +283,23 @@ def _stop_token_ids(backend: Any, model: ModelConfig) -> tuple[int, ...]:
             raise ModelError([listed])
         ids += listed
     return tuple(dict.fromkeys(ids))
+
+
+def _written_end(backend: Any, model: ModelConfig, ends: Sequence[int]) -> list[int]:
+    """Return the special token that the chat template writes behind an answer, where it writes none of `ends` there.
+
+    Base models have such templates: their files list the end of a document alone, and the template ends turns with another.
+    """
+    fast = getattr(backend, "backend_tokenizer", None)
+    chat = ChatTemplate(backend=backend, variables=model.chat_template_kwargs, placeholders=lambda: None)
+    try:
+        text = chat.render([{"role": "user", "content": "."}, {"role": ASSISTANT, "content": PROBE}], (), answered=True)
+    except DataError:  # there is no template, or it takes no such messages
+        return []
+    behind: list[int] = backend(text.rpartition(PROBE)[2].strip(), add_special_tokens=False).input_ids
+    added = {} if fast is None else fast.get_added_tokens_decoder()
+    is_end = behind and behind[0] in added and added[behind[0]].special and not {*behind} & {*ends}
+    return behind[:1] if is_end else []
 
 
 def model_number(model: ModelConfig, name: str) -> int | None:

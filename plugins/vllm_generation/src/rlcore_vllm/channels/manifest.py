@@ -1,21 +1,17 @@
 """The announcement of a refit, made before its first byte, and the tensors of the model's checkpoint."""
 
 import copy
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any, get_args
+from collections.abc import Mapping
+from typing import Any
 
 from attrs import frozen
 
-from rlcore.schema.listing import listed
-from rlcore.spi import DtypeName, LoraSpec, RefitError, TensorSpec, WeightExport
+from rlcore.spi import LoraSpec, TensorSpec, WeightExport
 from rlcore_torchkit.adapters.lora import linear_layers_of
 from rlcore_torchkit.adapters.lora_targets import adapter_shapes, is_adapter, targeted
 from rlcore_torchkit.architectures.decoders import is_image_model
 from rlcore_torchkit.huggingface.models import checkpoint_shapes
 from rlcore_torchkit.transformers_import import import_transformers
-
-_MAX_NAMED = 5
 
 
 @frozen(kw_only=True)
@@ -63,28 +59,6 @@ class Manifest:
         form = content["lora"]
         lora = None if form is None else LoraSpec(rank=form["rank"], alpha=form["alpha"], targets=tuple(form["targets"]))
         return cls(weight_version=content["weight_version"], specs=specs, persistent=content["persistent"], lora=lora)
-
-    def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
-        """RefitError, naming tensors, unless exactly `expected` (name to shape) is announced, each once."""
-        counts = Counter(spec.name for spec in self.specs)
-        refuse("listed more than once by the trainer", [name for name, count in counts.items() if count > 1])
-        refuse("missing from what the trainer exports", expected.keys() - counts.keys())
-        refuse("unknown to the model", counts.keys() - expected.keys())
-        dtypes = get_args(DtypeName)
-        for spec in self.specs:
-            if spec.shape != expected[spec.name]:
-                found, wanted = list(spec.shape), list(expected[spec.name])
-                raise RefitError(
-                    f"refit: {spec.name} has shape {found}; expected {wanted}. Do trainer and generator name one model?"
-                )
-            if spec.dtype not in dtypes:
-                raise RefitError(f"refit: {spec.name} has dtype {spec.dtype}; expected one of {', '.join(dtypes)}")
-
-
-def refuse(problem: str, names: Iterable[str]) -> None:
-    """RefitError if there are any such tensors."""
-    if found := sorted(names):
-        raise RefitError(f"refit: {len(found)} tensor(s) {problem}: {listed(found, _MAX_NAMED)}")
 
 
 def expected_adapters(hf_config: Any, trust_remote_code: bool, spec: LoraSpec) -> dict[str, tuple[int, ...]]:

@@ -15,7 +15,7 @@ from vllm.lora.peft_helper import PEFTHelper
 
 from rlcore.spi import LoraSpec
 from rlcore_torchkit.adapters.peft_check import PREFIX
-from rlcore_vllm.channels.manifest import refuse
+from rlcore_torchkit.refit.arrivals import refuse
 from rlcore_vllm.engines.versions import ADAPTERS_ID
 
 

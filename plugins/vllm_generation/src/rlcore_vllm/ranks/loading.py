@@ -19,7 +19,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, _place_kernel_tensors
 
 from rlcore.spi import ShardSlice, TensorSpec
-from rlcore_vllm.channels.manifest import refuse
+from rlcore_torchkit.refit.arrivals import refuse
 from rlcore_vllm.engines.versions import keeps_checkpoint_form, without_weights
 from rlcore_vllm.ranks.weight_load_plan import LoadWeights, WeightLoadPlan, Weights
 

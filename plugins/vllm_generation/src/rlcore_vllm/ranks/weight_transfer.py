@@ -6,7 +6,6 @@ compared: that costs one wait for the device a bucket, a few microseconds agains
 changed on the way then cannot have been mixed in.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +17,10 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 
 from rlcore.spi import ChannelReceiver, RefitError, ShardSlice, TensorSpec
 from rlcore_torchkit.adapters.lora_targets import is_adapter
+from rlcore_torchkit.refit.arrivals import check_digests, check_names, check_specs, refuse
 from rlcore_torchkit.refit.digest import tensor_digests
 from rlcore_vllm.channels import make_receiver
-from rlcore_vllm.channels.manifest import Manifest, expected_adapters, expected_shapes, refuse
+from rlcore_vllm.channels.manifest import Manifest, expected_adapters, expected_shapes
 from rlcore_vllm.channels.shards import Needs
 from rlcore_vllm.channels.shards import Receiver as ShardsReceiver
 from rlcore_vllm.ranks.adapters import replace_adapters, without_adapters
@@ -201,21 +201,16 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
             self._expected = expected_shapes(*model)
         if self._expected_adapters is None and manifest.lora is not None:
             self._expected_adapters = expected_adapters(*model, manifest.lora)
-        manifest.check({**(self._expected if has_weights else {}), **(self._expected_adapters or {})})
+        check_specs(manifest.specs, {**(self._expected if has_weights else {}), **(self._expected_adapters or {})})
 
     def _take(self, bucket: Mapping[str, Any]) -> None:
         manifest, receiver, names = self._announced(), self._connected(), bucket["names"]
-        # Not with sets of all names: the time would be that of the whole model for each bucket.
-        refuse("unknown to the manifest", {name for name in names if name not in self._specs})
-        if len(set(names)) < len(names) or not self._digests.keys().isdisjoint(names):
-            refuse("repeated", {name for name, count in Counter(names).items() if name in self._digests or count > 1})
+        check_names(names, self._specs, self._digests)
         received = receiver.receive(bucket["where"], [self._specs[name] for name in names])
-        digests = tensor_digests(received.tensors)
-        if digests != bucket["digests"]:
-            pairs = zip(names, digests, bucket["digests"], strict=True)
-            refuse("changed on the way, by their digests", [name for name, found, claimed in pairs if found != claimed])
+        digests = dict(zip(names, tensor_digests(received.tensors), strict=True))
+        check_digests(digests, dict(zip(names, bucket["digests"], strict=True)))
         self._load(manifest, dict(zip(names, received.tensors, strict=True)), received.stable)
-        self._digests.update(zip(names, digests, strict=True))
+        self._digests |= digests
         receiver.loaded()
 
     def _take_shards(self, content: dict[str, Any]) -> None:

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from rlcore import spi
 from rlcore.spi.weights import ITEM_BYTES
+from rlcore_torchkit.refit.arrivals import refuse
 from rlcore_torchkit.refit.shard_route import plan_windows
 from rlcore_vllm.channels import make_sender
-from rlcore_vllm.channels.manifest import Manifest, refuse
+from rlcore_vllm.channels.manifest import Manifest
 from rlcore_vllm.channels.shards import Route, meeting_host
 from rlcore_vllm.replicas.replica import Replica
 from rlcore_vllm.setup.config import VllmConfig

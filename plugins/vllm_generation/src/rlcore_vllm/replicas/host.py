@@ -1,41 +1,16 @@
-"""`python -m rlcore_vllm.replicas.host`: an engine in a child process, called through a multiprocessing manager."""
+"""`python -m rlcore_vllm.replicas.host`: an engine in a process of its own."""
 
 import contextlib
-import pickle
 import queue
-import signal
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from multiprocessing.managers import BaseManager
 from typing import Any
-
-from attrs import frozen
 
 from rlcore.spi import DraftCounts, RlcoreError, WorkerError
 from rlcore.spi.errors import ProblemsError
 from rlcore_vllm.engines.sampling import Event, Samples
 from rlcore_vllm.setup.settings import EngineSettings
-from rlcore_workers.descendants import end_with
-
-
-@frozen(kw_only=True)
-class HostOrder:
-    """The parent's message to the standard input, pickled."""
-
-    settings: EngineSettings
-    address: str
-    """The socket to listen on once the engine is ready."""
-    authkey: bytes
-    parent: int
-    """Its process id: the host ends when that process does."""
-
-
-class HostManager(BaseManager):
-    """Both ends of the connection; the host registers `host` with the object behind it."""
-
-
-HostManager.register("host")
+from rlcore_workers.hosted import read_order, serve
 
 
 class Host:
@@ -118,16 +93,8 @@ def _start(settings: EngineSettings) -> Any:
 
 def main() -> None:
     """Start the engine, then serve until the parent ends the process or ends itself."""
-    order: HostOrder = pickle.load(sys.stdin.buffer)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with(order.parent)
-    host = Host(order.settings)
-    HostManager.register("host", callable=lambda: host, exposed=_exposed())
-    HostManager(address=order.address, authkey=order.authkey).get_server().serve_forever()
-
-
-def _exposed() -> list[str]:
-    return [name for name in vars(Host) if not name.startswith("_")]
+    order = read_order()
+    serve(Host(order.settings), order, [name for name in vars(Host) if not name.startswith("_")])
 
 
 if __name__ == "__mp_main__":

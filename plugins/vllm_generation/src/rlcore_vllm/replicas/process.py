@@ -13,13 +13,14 @@ from typing import Any
 from attrs import field, frozen
 
 from rlcore.spi import RlcoreError, WorkerError
-from rlcore_vllm.engines.explain import is_passing
+from rlcore_vllm.engines.environment import child_environment
+from rlcore_vllm.engines.explain import explain, is_passing
 from rlcore_vllm.engines.sampling import Samples
 from rlcore_vllm.engines.unfinished import Deliver, settle
-from rlcore_vllm.replicas.child import Child
 from rlcore_vllm.replicas.replica import Replica
 from rlcore_vllm.setup.config import VllmConfig
 from rlcore_vllm.setup.settings import EngineSettings
+from rlcore_workers.hosted import HostedProcess
 from rlcore_workers.logged_process import new_log_file
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,12 @@ class _Call:
     began: float = field(factory=time.monotonic)
 
 
+def hosting(name: str, settings: EngineSettings, devices: tuple[int, ...], log_file: Path) -> HostedProcess:
+    """Begin to start the process of an engine on these devices."""
+    environment, module = child_environment(settings, devices), "rlcore_vllm.replicas.host"
+    return HostedProcess(name, module, settings, log_file, section="generator.vllm", environment=environment, explain=explain)
+
+
 class ProcessReplica(Replica):
     """An engine in a child process, whose output goes to a log file. Its calls but generate are made one after another."""
 
@@ -53,8 +60,8 @@ class ProcessReplica(Replica):
         self._config = config
         self.log_file = new_log_file(log_directory, name)
         self._numbers = itertools.count()
-        self._child: Child | None = None
-        self._starting: Child | None = None
+        self._child: HostedProcess | None = None
+        self._starting: HostedProcess | None = None
         """The process whose engine is being started."""
         self._is_given_up = False
         self._lock = threading.Lock()
@@ -75,8 +82,8 @@ class ProcessReplica(Replica):
                 logger.warning("%s is started again: %s", self.name, error)
         self._child = self._started()
 
-    def _started(self) -> Child:
-        child = self._starting = Child(self.name, self._settings, self.devices, self.log_file)
+    def _started(self) -> HostedProcess:
+        child = self._starting = hosting(self.name, self._settings, self.devices, self.log_file)
         if self._is_given_up:
             child.give_up()
         try:
@@ -115,7 +122,7 @@ class ProcessReplica(Replica):
             numbers = [number for number, known in self._calls.items() if id(known.done) in ends]
         self._submit("cut", numbers)
 
-    def _collect(self, child: Child | None) -> None:
+    def _collect(self, child: HostedProcess | None) -> None:
         """Deliver what ends until nothing is under way; a process that dies ends all calls, as any other error does."""
         try:
             self._deliver_all(child)
@@ -126,7 +133,7 @@ class ProcessReplica(Replica):
             for number in numbers:
                 self._end_call(number, error)
 
-    def _deliver_all(self, child: Child | None) -> None:
+    def _deliver_all(self, child: HostedProcess | None) -> None:
         limit_s = self._config.generate_timeout_s
         while True:
             with self._lock:
@@ -190,7 +197,7 @@ class ProcessReplica(Replica):
             self._call, child, lambda host: getattr(host, method)(*arguments, **options), method, "refit_timeout_s"
         )
 
-    def _call(self, child: Child | None, function: Callable[[Any], Any], what: str, key: str) -> Any:
+    def _call(self, child: HostedProcess | None, function: Callable[[Any], Any], what: str, key: str) -> Any:
         if child is None:
             raise WorkerError(f"{self.name}: there is no engine: it could not be started")
         return child.call(function, what, getattr(self._config, key), key)

@@ -1,27 +1,32 @@
-"""A server in a thread of its own, and the address that it listens at."""
+"""Serves HTTP in a thread of its own, for plugins that need aiohttp."""
 
 import asyncio
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
-
-from aiohttp import web
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from rlcore.spi import ConfigError, Problem
 
-SECTION = "environment.nemo_gym"
+if TYPE_CHECKING:
+    from aiohttp import web
+
 CLOSE_S = 2.0
 """Seconds that requests have to end once the server does."""
+BACKLOG = 1024
+"""Connections that wait until the event loop takes them."""
 
 
-def listening(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int, keys: tuple[str, str], remedy: str) -> socket.socket:
     """Return a socket that listens there, since two may be bound to one address while none listens. ConfigError where that
-    cannot be."""
+    cannot be; `keys` are those of host and port, and `remedy` is what to do about a port that is taken."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        expected = 'an address of this machine, or "0.0.0.0" for all'
-        raise ConfigError([Problem(path=f"{SECTION}.policy_host", found=f"{host} ({error})", expected=expected)]) from error
+        expected = "an address of this machine, or 0.0.0.0 for all"
+        raise ConfigError([Problem(path=keys[0], found=f"{host} ({error})", expected=expected)]) from error
     bound = socket.socket(family, kind, protocol)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -30,18 +35,26 @@ def listening(host: str, port: int) -> socket.socket:
     except OSError as error:
         bound.close()
         found = f"{port} on {host}: {(error.strerror or str(error)).lower()}"
-        remedy = "End what listens there, another run maybe, or choose another port here and in NeMo Gym's openai_base_url."
-        problem = Problem(path=f"{SECTION}.policy_port", found=found, expected="a port that is free", remedy=remedy)
-        raise ConfigError([problem]) from error
+        raise ConfigError([Problem(path=keys[1], found=found, expected="a port that is free", remedy=remedy)]) from error
     return bound
 
 
 class ServerThread(threading.Thread):
-    """Runs the server's event loop: that of the environment may be given up, with all that is on it."""
+    """Runs a server's event loop."""
 
-    def __init__(self, application: web.Application, listens: socket.socket) -> None:
-        super().__init__(daemon=True, name="rlcore-nemo-gym")
+    def __init__(
+        self,
+        application: "web.Application",
+        listens: socket.socket,
+        *,
+        name: str,
+        connection: "Callable[[web.Server], asyncio.BaseProtocol]" = lambda server: server(),
+        **options: Any,
+    ) -> None:
+        """The thread closes the socket. `connection` makes what reads a new connection, and `options` are aiohttp's own."""
+        super().__init__(daemon=True, name=name)
         self._application, self._socket = application, listens
+        self._connection, self._options = connection, options
         self._loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
         self._serving: Future[None] = Future()
@@ -74,11 +87,19 @@ class ServerThread(threading.Thread):
             raise self._error
 
     async def _serve(self) -> None:
-        runner = web.AppRunner(self._application, handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_S)
+        from aiohttp import web
+
+        # A client that goes away takes its request with it: what it never read is no part of its session.
+        runner = web.AppRunner(
+            self._application, handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_S, **self._options
+        )
         await runner.setup()
+        assert runner.server is not None
         try:
-            await web.SockSite(runner, self._socket).start()
+            connection = partial(self._connection, runner.server)
+            server = await self._loop.create_server(connection, sock=self._socket, backlog=BACKLOG)
             self._serving.set_result(None)
             await self._ended.wait()
+            server.close()
         finally:
             await runner.cleanup()

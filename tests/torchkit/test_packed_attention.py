@@ -11,7 +11,7 @@ from torch import nn
 
 from rlcore.spi import ContractError
 from rlcore_torchkit.layers.attention import PackedSequences
-from rlcore_torchkit.layers.general_attention import count_windows, general_attention
+from rlcore_torchkit.layers.packed_attention import count_windows, packed_attention
 
 HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH = 4, 2, 6, 5
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=4)
@@ -54,7 +54,7 @@ def test_equals_the_formulas(lengths, special, seed):
     query, key, value, sinks = random_states(lengths, seed)
     sinks = sinks if special["sinks"] else None
     window, softcap = special["sliding_window"], special["softcap"]
-    output, weights = general_attention(
+    output, weights = packed_attention(
         nn.Module(),
         *(states[None] for states in (query, key, value)),
         None,
@@ -75,7 +75,7 @@ def test_gradients_reach_all_that_is_given():
 
     def attend(query, key, value, sinks):
         options = {"packed": bounds(lengths), "sliding_window": 3, "softcap": 0.7, "s_aux": sinks}
-        return general_attention(nn.Module(), query[None], key[None], value[None], None, **options)[0]
+        return packed_attention(nn.Module(), query[None], key[None], value[None], None, **options)[0]
 
     assert torch.autograd.gradcheck(attend, states)
 
@@ -84,8 +84,8 @@ def test_rows_of_equal_length_are_packed_in_their_order():
     lengths = (4, 4, 4)
     states = random_states(lengths, 1)[:3]
     rows = [each.view(each.shape[0], 3, 4, -1).transpose(0, 1) for each in states]
-    packed, _ = general_attention(nn.Module(), *(each[None] for each in states), None, packed=bounds(lengths))
-    found, _ = general_attention(nn.Module(), *rows, None, packed=bounds(lengths))
+    packed, _ = packed_attention(nn.Module(), *(each[None] for each in states), None, packed=bounds(lengths))
+    found, _ = packed_attention(nn.Module(), *rows, None, packed=bounds(lengths))
     torch.testing.assert_close(found, packed.view(3, 4, HEADS, VALUE_WIDTH), rtol=0, atol=1e-14)
 
 
@@ -103,12 +103,12 @@ def test_what_it_does_not_compute_is_refused(change, found):
     options = {"attention_mask": None, "packed": bounds((4, 2)), **change}
     states = [each[None] for each in random_states((4, 2), 2)[:3]]
     with pytest.raises(ContractError, match=found):
-        general_attention(nn.Module().train(), *states, **options)
+        packed_attention(nn.Module().train(), *states, **options)
 
 
 def test_layers_with_a_window_are_counted():
     states = [each[None] for each in random_states((4, 2), 3)[:3]]
     with count_windows() as counted:
         for window in (None, 2, 3):
-            general_attention(nn.Module(), *states, None, packed=bounds((4, 2)), sliding_window=window)
+            packed_attention(nn.Module(), *states, None, packed=bounds((4, 2)), sliding_window=window)
     assert counted.count == 2
