@@ -16,6 +16,7 @@ from data_support import rows_of_file
 from markdown_blocks import ROOT, write_files
 
 from rlcore.cli.main import cli
+from rlcore.registry.collectors import collector
 from rlcore.spi import ChannelOptions, DataError, ReceiverRank, installed_data_sources
 from rlcore_torchkit.testing.models import make_model
 
@@ -67,6 +68,8 @@ def test_the_page_holds_the_whole_package():
             "parts",
             "spool",
             "ini",
+            "collectors",
+            "first_turns",
             "provider",
             "trainer",
             "generator",
@@ -93,6 +96,7 @@ def test_every_plugin_is_found_and_usable():
     assert observer["error"] is None
     (command,) = (row for row in listing["commands"] if row["name"] == "worst")
     assert command["error"] is None
+    assert collector("episodes").name == "first_turns"
 
 
 @pytest.mark.usefixtures("installed")

@@ -28,7 +28,7 @@ RUN = {
     "make docs": WORKFLOW,
     "pip install torch": WORKFLOW,
     "pip install --find-links dist 'rlcore[laptop]'": WORKFLOW,
-    "pip install --find-links dist rlcore rlcore-megatron rlcore-transformers rlcore-grpo": WORKFLOW,
+    "pip install --find-links dist 'rlcore[rollout]' rlcore-megatron rlcore-transformers rlcore-grpo": WORKFLOW,
     "rlcore plugins": WORKFLOW,
     "rlcore check recipe.toml": README_TEST,
     "rlcore train recipe.toml training.prompts_per_step=16": README_TEST,
