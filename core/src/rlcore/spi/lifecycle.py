@@ -9,7 +9,7 @@ Place: TypeAlias = Literal["device", "host"]
 
 
 @frozen(kw_only=True)
-class SetResidencyRequest:
+class OffloadRequest:
     """Where a backend's memory lives from now on."""
 
     weights: Place
@@ -21,11 +21,11 @@ class SetResidencyRequest:
     capability `discard_weights`."""
 
 
-RESIDENT = SetResidencyRequest(weights="device", state="device")
+ON_DEVICE = OffloadRequest(weights="device", state="device")
 
 
 @frozen(kw_only=True)
-class SetResidencyResult:
+class OffloadResult:
     """What is left where, measured."""
 
     device_bytes: int

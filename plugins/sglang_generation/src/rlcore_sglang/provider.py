@@ -33,7 +33,7 @@ PROVIDER = Provider(
     priority=50,
     capabilities={
         capabilities.STREAMING,
-        capabilities.RESIDENCY,
+        capabilities.OFFLOAD,
         capabilities.DISCARD_WEIGHTS,
         capabilities.OWN_WEIGHTS,
         "refit.shared_memory",

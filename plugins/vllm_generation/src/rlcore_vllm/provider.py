@@ -45,7 +45,7 @@ PROVIDER = Provider(
     priority=80,
     capabilities={
         *capabilities.SAMPLING,
-        capabilities.RESIDENCY,
+        capabilities.OFFLOAD,
         capabilities.DISCARD_WEIGHTS,
         capabilities.STREAMING,
         capabilities.CONTINUOUS,
