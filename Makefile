@@ -39,7 +39,7 @@ CORE_TESTS ?= $(addprefix tests/core/,config registry schema spi) \
 	$(wildcard tests/core/run/test_loop*.py) \
 	$(foreach subject,ending interrupt preferences protocols train train_observers values,tests/core/run/test_$(subject).py)
 # The tests of the loop read text and collect samples.
-CORE := -e core -e plugins/text -e plugins/rollout datasets
+CORE := -e core -e plugins/model_files -e plugins/text -e plugins/rollout datasets
 PACKAGES := $(shell $(PYTHON) release/packages.py folders)
 LAPTOP := $(shell $(PYTHON) release/packages.py laptop)
 editable = $(foreach package,$(filter-out core,$(1)),-e ./$(package))
