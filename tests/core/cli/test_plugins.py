@@ -64,6 +64,26 @@ def test_json_holds_every_column(installed):
     assert [(observer["name"], observer["global"]) for observer in listing["observers"]] == [("watch", False)]
 
 
+UNNAMED = {
+    "collectors": ("CollectorProvider", "collector='acme_of_runs:Object', priority=60"),
+    "tokenizers": ("TextProvider", "backend='acme_of_runs:Object', priority=60"),
+    "renderers": ("TextProvider", "backend='acme_of_runs:Object', priority=60"),
+    "loop_observers": ("LoopObserverProvider", "observer='acme_of_runs:Object'"),
+}
+
+
+@pytest.mark.parametrize(("group", "described"), UNNAMED.items(), ids=UNNAMED)
+def test_what_no_recipe_names_is_listed_too(installer, group, described):
+    kind, fields = described
+    source = f"from rlcore.spi import {kind}\nObject = {kind}(name='acme', spi=(2, 0), {fields})\n"
+    installer.add("acme-of-runs", {f"rlcore.{group}": {"acme": "acme_of_runs:Object"}}, acme_of_runs=source)
+    installer.add("acme-broken", {f"rlcore.{group}": {"broken": "broken_of_runs:Object"}}, broken_of_runs="1 / 0\n")
+    listed = {row["name"]: row for row in json.loads(run("--json"))[group]}
+    assert listed["acme"]["state"] == "usable"
+    assert "ZeroDivisionError" in listed["broken"]["error"]
+    assert "priority 60" in run("--verbose") or group == "loop_observers"
+
+
 def test_auto_depends_on_the_device_and_not_on_the_broken_one(installed):
     for device, name in (("cpu", "good"), ("cuda", "better")):
         listing = json.loads(run("--json", "--device", device))

@@ -12,18 +12,28 @@ from attrs import evolve, frozen
 
 from rlcore.cli.errors import color_setting
 from rlcore.gpu import Device, detect_device
+from rlcore.registry.collectors import CollectorEntry
 from rlcore.registry.commands import CommandEntry, commands
-from rlcore.registry.discovery import ObserverEntry, Registry, discover
-from rlcore.registry.entries import ChannelEntry, DataSourceEntry, Installed
+from rlcore.registry.discovery import ObserverEntry, Registry, discover, load_group
+from rlcore.registry.entries import ChannelEntry, DataSourceEntry, DescribedEntry, Installed
+from rlcore.registry.loop_observers import LoopObserverEntry
 from rlcore.registry.missing_roles import install_line, missing_roles, missing_text
 from rlcore.registry.selection import AUTO_ROLES, Row, auto_error, explain
 from rlcore.registry.states import MAX_REASON_CHARACTERS, PluginState, states_of
+from rlcore.registry.text import TextEntry
 from rlcore.registry.version_compatibility import CORE
 from rlcore.schema.printable import printable
 from rlcore.spi.provider import ROLES, Provider
 from rlcore.spi.version import SPI_VERSION
 
 _WIDTH_WITHOUT_TERMINAL = 240
+_UNNAMED: Mapping[str, type[DescribedEntry]] = {
+    "collector": CollectorEntry,
+    "tokenizer": TextEntry,
+    "renderer": TextEntry,
+    "loop_observer": LoopObserverEntry,
+}
+"""Kinds that no recipe names: a run takes those of the highest priority, and every loop observer."""
 Commands: TypeAlias = Sequence[PluginState[CommandEntry]]
 
 
@@ -42,6 +52,7 @@ def plugins_json(registry: Registry, device: Device, added: Commands = ()) -> di
         "missing": _missing_json(registry, device),
         "channels": [_channel_json(state) for state in _channel_states(registry)],
         "datasets": [_state_json(state) for state in states_of(registry.data_sources)],
+        **{f"{kind}s": list(map(_state_json, states)) for kind, states in _unnamed().items()},
         "observers": [_observer_json(state) for state in states_of(registry.observer_entries)],
         "commands": [_state_json(state) for state in added],
         "warnings": list(registry.warnings),
@@ -126,6 +137,10 @@ def _listed(registry: Registry, device: Device, added: Commands) -> Iterator[tup
         "channel": (_listed_state(state, details=[_channel_form(state.entry)]) for state in _channel_states(registry)),
         "dataset": (_listed_state(state, details=[_source_form(state.entry)]) for state in states_of(registry.data_sources)),
         "observer": map(_listed_observer, states_of(registry.observer_entries)),
+        **{
+            kind.replace("_", " "): (_listed_state(state, details=_priority(state.entry)) for state in states)
+            for kind, states in _unnamed().items()
+        },
         "command": (_listed_state(state, details=[f"priority {state.entry.priority}"]) for state in added),
     }
     yield from ((kind, found) for kind, of_kind in kinds.items() if (found := list(of_kind)))
@@ -156,6 +171,15 @@ def _listed_observer(state: PluginState[ObserverEntry]) -> _Listed:
     is_global = state.entry.is_global
     usable = "in use in every run" if is_global else "usable, by its name in observers.names"
     return _listed_state(state, "global" if is_global and not state.entry.disabled else "", usable)
+
+
+def _unnamed() -> dict[str, tuple[PluginState[DescribedEntry], ...]]:
+    return {kind: states_of(load_group(described, kind)) for kind, described in _UNNAMED.items()}
+
+
+def _priority(entry: DescribedEntry) -> list[str]:
+    has_one = entry.error is None and hasattr(entry.provider, "priority")
+    return [f"priority {entry.provider.priority}"] if has_one else []
 
 
 def _channel_states(registry: Registry) -> list[PluginState[ChannelEntry]]:

@@ -59,7 +59,8 @@ NAMES = {
     "sampling_mask": "SamplingMask",
     "shards": "ShardSlice Delta ShardExport ShardRoute",
     "sink": "CHART_GROUP EvaluationSink LoggedSample SampleSink Sink SinkContext",
-    "text": "ChatTokenizer TextProvider Tokenizer",
+    "text": "TextProvider",
+    "tokenizer": "ChatTokenizer Tokenizer",
     "tools": "ParseToolCalls Tool ToolCall ToolParser",
     "trainer": (
         "ExportWeightsRequest LogprobsRequest LogprobsResult TrainerLayout TrainerSpec TrainStepRequest TrainStepResult "
@@ -99,6 +100,7 @@ if TYPE_CHECKING:
     from rlcore.spi.shards import *
     from rlcore.spi.sink import *
     from rlcore.spi.text import *
+    from rlcore.spi.tokenizer import *
     from rlcore.spi.tools import *
     from rlcore.spi.trainer import *
     from rlcore.spi.version import *
