@@ -47,7 +47,18 @@ OWN_METRICS = frozenset(
     }
 )
 """Names in metrics.jsonl that no plugin's metric may have."""
-OWN_PREFIXES = ("reward/", "time/", "memory/", "environment/", "evaluation/", "async/")
+OWN_PREFIXES = (
+    "reward/",
+    "time/",
+    "memory/",
+    "environment/",
+    "evaluation/",
+    "async/",
+    "data/",
+    "refit/",
+    "generation/",
+    "speculative/",
+)
 
 RecordT = TypeVar("RecordT")
 

@@ -4,7 +4,7 @@ Shapes: N samples, G groups. `group_of` int64 [N] is each sample's group, counte
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias, TypedDict, Unpack, get_args
+from typing import Any, TypeAlias, TypedDict, Unpack, assert_never, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,18 +72,23 @@ def group_advantages(
     scale = differs.astype(np.float64)
     if baseline == "leave_one_out":
         scale *= sizes / others  # r - Σ_{j≠i} r_j / (n-1) = n/(n-1) · (r - mean)
-    if normalisation in ("std", "leave_one_out_std"):
-        std = np.sqrt(np.add.reduceat(centred**2, starts) / others)
-        if normalisation == "leave_one_out_std":
-            divisors = np.maximum(_std_of_others(centred, starts, sizes, group_of), std[group_of] / 2) + epsilon
-            centred /= np.where(differs[group_of], divisors, 1.0)
-        else:
-            scale /= np.where(differs, std + epsilon, 1.0)
-    elif normalisation == "batch_std":
-        scale /= np.where(differs, _std(rewards.astype(np.float64)) + epsilon, 1.0)
-    elif normalisation == "mean":
-        means = np.add.reduceat(rewards.astype(np.float64), starts) / sizes
-        scale /= np.where(differs, means + epsilon, 1.0)
+    match normalisation:
+        case "std" | "leave_one_out_std":
+            std = np.sqrt(np.add.reduceat(centred**2, starts) / others)
+            if normalisation == "leave_one_out_std":
+                divisors = np.maximum(_std_of_others(centred, starts, sizes, group_of), std[group_of] / 2) + epsilon
+                centred /= np.where(differs[group_of], divisors, 1.0)
+            else:
+                scale /= np.where(differs, std + epsilon, 1.0)
+        case "batch_std":
+            scale /= np.where(differs, _std(rewards.astype(np.float64)) + epsilon, 1.0)
+        case "mean":
+            means = np.add.reduceat(rewards.astype(np.float64), starts) / sizes
+            scale /= np.where(differs, means + epsilon, 1.0)
+        case "none" | "batch_whitening":
+            pass
+        case _:
+            assert_never(normalisation)
     return centred * scale[group_of]
 
 

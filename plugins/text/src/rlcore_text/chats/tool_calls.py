@@ -1,4 +1,4 @@
-"""Calls of tools in what a policy says: the forms that the core reads itself, and those that a generator's engine reads."""
+"""Calls of tools in what a policy says: the forms that are read here, and those that a generator's engine reads."""
 
 import json
 import re
