@@ -22,7 +22,7 @@ TRIED = {
     "phase_memory.py",
     "real_model.py",
     "refit.py",
-    "offload.py",
+    "residency.py",
     "train_step.py",
 }
 needs_no_gpu = pytest.mark.skipif(detect_device() == "cuda", reason="with a GPU these scripts do their whole work")
@@ -111,8 +111,8 @@ def test_refit(script: Script) -> None:
 
 @pytest.mark.usefixtures("rows_here")
 @pytest.mark.wide
-def test_offload(script: Script) -> None:
-    found = rows(script("offload.py", "--quick", "--device", "cpu", "--repeats", 1, "--rows", "discard"), "discard")
+def test_residency(script: Script) -> None:
+    found = rows(script("residency.py", "--quick", "--device", "cpu", "--repeats", 1, "--rows", "discard"), "discard")
     assert len(found["discard"]) == 9
 
 
@@ -141,7 +141,7 @@ def test_real_model(script: Script, tmp_path: Path) -> None:
         ("long_context.py",),
         ("real_model.py", "results"),
         ("refit.py",),
-        ("offload.py",),
+        ("residency.py",),
         ("train_step.py",),
     ],
 )

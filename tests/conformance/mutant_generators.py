@@ -420,21 +420,21 @@ class AliasedResults(ChangedResult):
 @killed_by("test_moving_to_the_host_and_back_changes_nothing")
 class WeightsLostOnTheHost(FakeGenerator):
     @hookimpl
-    def offload(self, request):
+    def set_residency(self, request):
         if request.weights == "host":
             self.weights = {name: 0 * value for name, value in self.weights.items()}
-        return super().offload(request)
+        return super().set_residency(request)
 
 
 @killed_by("test_refit_while_the_cache_is_away")
 class RefitUndoneByWakingUp(FakeGenerator):
     @hookimpl
-    def offload(self, request):
+    def set_residency(self, request):
         if request.weights == "host":
             self.asleep = self.weights
         if request.state == "device":
             self.weights = self.__dict__.get("asleep", self.weights)
-        return super().offload(request)
+        return super().set_residency(request)
 
 
 @killed_by("test_saved_state_holds_no_weights")
@@ -819,8 +819,8 @@ class StopStringsNotAtTheBeginning(TextAroundTheSample):
 @killed_by("test_resident_state_is_accepted_and_measured")
 class NothingHeld(FakeGenerator):
     @hookimpl
-    def offload(self, request):
-        return evolve(super().offload(request), device_bytes=0)
+    def set_residency(self, request):
+        return evolve(super().set_residency(request), device_bytes=0)
 
 
 @killed_by("test_own_weights_are_those_of_the_model")

@@ -438,11 +438,11 @@ class ReferenceOfThePolicyAfterSleep(FakeTrainer):
     has_slept = False
 
     @hookimpl
-    def offload(self, request):
+    def set_residency(self, request):
         if self.has_slept and request.weights == "device" and self.reference is not None:
             self.reference = self.weights
         self.has_slept |= request.weights == "host"
-        return super().offload(request)
+        return super().set_residency(request)
 
 
 @killed_by("test_reference_stays_through_sleep_and_steps")
@@ -704,26 +704,26 @@ class DamagedStateTaken(FakeTrainer):
 @killed_by("test_moving_to_the_host_and_back_changes_nothing")
 class MomentsLostOnTheHost(FakeTrainer):
     @hookimpl
-    def offload(self, request):
+    def set_residency(self, request):
         if request.state == "host":
             self.moments = {name: (0 * first, 0 * second) for name, (first, second) in self.moments.items()}
-        return super().offload(request)
+        return super().set_residency(request)
 
 
 @killed_by("test_moving_to_the_host_and_back_changes_nothing")
 class WeightsNarrowedOnTheHost(FakeTrainer):
     @hookimpl
-    def offload(self, request):
+    def set_residency(self, request):
         if request.weights == "host":
             for value in self.weights.values():
                 value[...] = value.astype(np.float16)
-        return super().offload(request)
+        return super().set_residency(request)
 
 
 @killed_by("test_resident_state_is_accepted_and_measured")
-class OffloadRefused(FakeTrainer):
+class ResidencyRefused(FakeTrainer):
     @hookimpl
-    def offload(self, request):
+    def set_residency(self, request):
         raise NonFiniteError("no")
 
 
@@ -739,8 +739,8 @@ class AnotherModelEachTime(FakeTrainer):
 @killed_by("test_resident_state_is_accepted_and_measured")
 class NothingHeld(FakeTrainer):
     @hookimpl
-    def offload(self, request):
-        return evolve(super().offload(request), device_bytes=0)
+    def set_residency(self, request):
+        return evolve(super().set_residency(request), device_bytes=0)
 
 
 @killed_by("test_values_equal_the_reference")

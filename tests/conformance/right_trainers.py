@@ -34,5 +34,5 @@ class ExportsOneTensorTwice(FakeTrainer):
         return evolve(export, specs=specs, buckets=buckets, persistent=False)
 
     @hookimpl
-    def offload(self, request):
-        return evolve(super().offload(request), device_bytes=sum(value.nbytes for value in self.weights.values()))
+    def set_residency(self, request):
+        return evolve(super().set_residency(request), device_bytes=sum(value.nbytes for value in self.weights.values()))

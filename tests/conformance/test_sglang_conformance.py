@@ -12,7 +12,7 @@ if missing := unavailable():
     pytest.skip(missing, allow_module_level=True)
 
 from rlcore.registry.binding import build_generator
-from rlcore.spi import OffloadRequest
+from rlcore.spi import SetResidencyRequest
 from rlcore_conformance import GeneratorConformance
 from rlcore_conformance.generators.generator_fixtures import GeneratorUnderTest
 from rlcore_conformance.references.fixtures import entry_of, tiny_model
@@ -90,6 +90,6 @@ class TestSglangCuda(SglangConformance):
 def opened(provider, config, context, tolerance, kept):
     if context not in kept:
         kept[context] = build_generator(entry_of("generator", provider, context.rank_info.device), context, config)
-    kept[context].offload(OffloadRequest(weights="host", state="host", discard_weights=True))
-    kept[context].offload(OffloadRequest(weights="device", state="device"))
+    kept[context].set_residency(SetResidencyRequest(weights="host", state="host", discard_weights=True))
+    kept[context].set_residency(SetResidencyRequest(weights="device", state="device"))
     return GeneratorUnderTest(handle=kept[context], provider=provider, channel=context.channel, tolerance=tolerance)

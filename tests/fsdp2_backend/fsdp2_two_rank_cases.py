@@ -33,8 +33,8 @@ from rlcore.spi import (
     LossSpec,
     ModelSpec,
     NonFiniteError,
-    OffloadRequest,
     SaveStateRequest,
+    SetResidencyRequest,
     TokenBatch,
 )
 from rlcore_fsdp2.backend import Fsdp2Backend
@@ -249,13 +249,13 @@ def bfloat16_step_is_close_to_float32(ranks: Ranks) -> None:
     backend.close(CloseRequest())
 
 
-@case("offload")
+@case("residency")
 def moving_changes_nothing(ranks: Ranks) -> None:
-    backend, batch = ranks.backend("offload"), make_batch()
+    backend, batch = ranks.backend("residency"), make_batch()
     backend.train_step(step_request(shares(batch, 0, ranks.rank), batch.counts()))
     before = exported(backend, 1)
-    backend.offload(OffloadRequest(weights="host", state="host"))
-    backend.offload(OffloadRequest(weights="device", state="device"))
+    backend.set_residency(SetResidencyRequest(weights="host", state="host"))
+    backend.set_residency(SetResidencyRequest(weights="device", state="device"))
     assert_same(exported(backend, 1), before, 0.0)
     backend.close(CloseRequest())
 

@@ -20,9 +20,9 @@ from rlcore.spi import (
     LoadStateRequest,
     LogprobsRequest,
     ModelSpec,
-    OffloadRequest,
     RankInfo,
     SaveStateRequest,
+    SetResidencyRequest,
 )
 from rlcore_fsdp2.gradients import accumulate
 from rlcore_fsdp2.layout import ParallelLayout
@@ -111,20 +111,20 @@ def test_memory_is_given_back_and_the_training_goes_on_unchanged(dtype, wide_mod
         batch = make_batch(seed=version)
         results = [one.train_step(step_request([batch], batch.counts(), version)) for one in (moved, still)]
         assert results[0] == results[1]
-        held = moved.offload(OffloadRequest(weights="device", state="device")).device_bytes
+        held = moved.set_residency(SetResidencyRequest(weights="device", state="device")).device_bytes
         before = torch.cuda.memory_allocated()
-        left = moved.offload(OffloadRequest(weights="host", state="host")).device_bytes
+        left = moved.set_residency(SetResidencyRequest(weights="host", state="host")).device_bytes
         assert left == 0
         assert before - torch.cuda.memory_allocated() >= held
         if version == 1:
             moved.save_state(SaveStateRequest(directory=tmp_path, kind="resume"))
             moved.load_state(LoadStateRequest(directory=tmp_path))
-        moved.offload(OffloadRequest(weights="device", state="host"))
+        moved.set_residency(SetResidencyRequest(weights="device", state="host"))
         request = LogprobsRequest(
             microbatches=(batch,), model="reference", temperature=1.0, entropy=False, weight_version=version + 1
         )
         assert (moved.get_logprobs(request).logprobs[0] == still.get_logprobs(request).logprobs[0]).all()
-        assert moved.offload(OffloadRequest(weights="device", state="device")).device_bytes == held
+        assert moved.set_residency(SetResidencyRequest(weights="device", state="device")).device_bytes == held
     assert_same(exported(moved, 2), exported(still, 2), tolerance=0.0)
 
 

@@ -12,13 +12,13 @@ from megatron_checkpoint_cases import SAVE_AFTER, SPEC, load, save, step
 from megatron_support import make_backend, make_batch, step_request
 from torch import Tensor
 
-from rlcore.spi import CloseRequest, OffloadRequest, ScheduleSpec
+from rlcore.spi import CloseRequest, ScheduleSpec, SetResidencyRequest
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_megatron.training.optimizer_shards import shards_of
 from rlcore_megatron.training.optimizer_state import MASTER, MOMENTS, optimizers_of, read
 from rlcore_megatron.training.partial_step import step_in_parts
-from rlcore_torchkit.distributed.offload import num_bytes
+from rlcore_torchkit.distributed.residency import num_bytes
 from rlcore_torchkit.testing.models import make_model
 
 gpu = pytest.mark.gpu
@@ -27,8 +27,8 @@ needs_engine = pytest.mark.skipif(
 )
 AWARE = {"use_precision_aware_optimizer": True}
 ON_HOST = AWARE | {"optimizer_cpu_offload": True}
-ON_DEVICE = OffloadRequest(weights="device", state="device")
-ALL_AWAY = OffloadRequest(weights="host", state="host")
+ON_DEVICE = SetResidencyRequest(weights="device", state="device")
+ALL_AWAY = SetResidencyRequest(weights="host", state="host")
 MakeBackend = Callable[..., MegatronBackend]
 
 
@@ -120,14 +120,14 @@ def masters(trainer: MegatronBackend) -> Tensor:
 @pytest.mark.parametrize("kind", OTHERS)
 def test_steps_are_those_of_float32_and_take_the_room_that_is_said(kind: str, backend: MakeBackend) -> None:
     plain, other = backend("plain"), backend(kind)
-    weights, before = num_bytes(other.offloading.weights()), masters(plain)
+    weights, before = num_bytes(other.residency.weights()), masters(plain)
     for version in range(SAVE_AFTER + 1):
         step(plain, version)
         step(other, version)
     expected = masters(plain)
     error = float((masters(other) - expected).norm() / (expected - before).norm())
     assert error < KINDS[kind].of_change
-    found = other.offload(ON_DEVICE).device_bytes - weights
+    found = other.set_residency(ON_DEVICE).device_bytes - weights
     # What is offloaded is whole tensors, until there is enough.
     least = 0.7 if kind == "half on the host" else 1.0
     assert least * KINDS[kind].state_bytes <= found / len(expected) <= 1.1 * KINDS[kind].state_bytes
@@ -140,11 +140,11 @@ def test_state_moved_and_saved_goes_on_unchanged(kind: str, backend: MakeBackend
     moved, still = backend(kind), backend(kind)
     for version in range(SAVE_AFTER):
         assert step(moved, version) == step(still, version)
-        assert moved.offload(ALL_AWAY).device_bytes == 0
+        assert moved.set_residency(ALL_AWAY).device_bytes == 0
         if version == 0:
-            moved.offload(ON_DEVICE)
+            moved.set_residency(ON_DEVICE)
     save(moved, tmp_path / "saved")
-    moved.offload(ON_DEVICE)
+    moved.set_residency(ON_DEVICE)
     step(moved, SAVE_AFTER)  # must leave no trace
     load(moved, tmp_path / "saved")
     most = 0.0 if KINDS[kind].is_exact else 1e-3

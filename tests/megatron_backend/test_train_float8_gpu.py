@@ -10,7 +10,7 @@ from attrs import evolve
 from megatron_support import TEMPERATURE, Reference, exported, make_backend, make_batch, split, step_request
 
 from rlcore.spi import CloseRequest, LogprobsRequest, OptimizerSpec
-from rlcore.spi.lifecycle import ON_DEVICE
+from rlcore.spi.lifecycle import RESIDENT
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_torchkit.testing.models import make_model
 
@@ -83,11 +83,11 @@ def test_copies_of_weights_take_no_memory_while_another_has_the_device(directory
         before = torch.cuda.memory_allocated()
         trainer = make_backend(directory, config=config, dtype="bfloat16", device="cuda", needs_reference=True)
         first = trainer.get_logprobs(request).logprobs
-        trainer.offload(ON_DEVICE)
+        trainer.set_residency(RESIDENT)
         np.testing.assert_array_equal(np.concatenate(trainer.get_logprobs(request).logprobs), np.concatenate(first))
         trainer.train_step(step_request([batch], batch.counts(), 0))
         busy = torch.cuda.memory_allocated() - before
-        trainer.offload(ON_DEVICE)
+        trainer.set_residency(RESIDENT)
         taken[name] = torch.cuda.memory_allocated() - before
         print(f"{name}: {busy} bytes after a step, {taken[name]} with the device given away")
         assert taken[name] < busy

@@ -138,10 +138,10 @@ FAULTS = (
     # Memory
     Fault(
         "an allocator that knows no segments is asked for them",
-        "rlcore_torchkit.distributed.offload",
+        "rlcore_torchkit.distributed.residency",
         'if device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":',
         'if device.type != "cuda":',
-        "tests/torchkit/test_offload.py::test_an_allocator_that_knows_no_segments_is_not_asked_for_them",
+        "tests/torchkit/test_residency.py::test_an_allocator_that_knows_no_segments_is_not_asked_for_them",
     ),
     # Groups that are replaced
     Fault(
@@ -168,7 +168,7 @@ FAULTS = (
     # The loop
     Fault(
         "a generator that died is refitted from a trainer that is away",
-        "rlcore.run.execution.offload",
+        "rlcore.run.execution.residency",
         'lacks_weights = self.offload_trainer == "all" and refitter.version != weight_version',
         "lacks_weights = False",
         "tests/core/run/execution/test_refit.py::test_what_dies_while_the_trainer_is_away_is_refitted_all_the_same",
@@ -1583,10 +1583,10 @@ FAULTS = (
     ),
     Fault(
         "what an idle trainer takes is its weights and state",
-        "rlcore.run.execution.offload",
+        "rlcore.run.execution.residency",
         "taken = left.device_bytes if left.reserved_bytes is None else left.reserved_bytes",
         "taken = left.device_bytes",
-        "tests/core/run/execution/test_offload.py::test_what_a_trainer_leaves_is_what_its_allocator_keeps",
+        "tests/core/run/execution/test_residency.py::test_what_a_trainer_leaves_is_what_its_allocator_keeps",
     ),
     Fault(
         "a run that is too short for its warm-up says nothing",
@@ -1837,9 +1837,9 @@ FAULTS = (
     ),
     Fault(
         "what a failed copy to the host has left is restored later",
-        "rlcore_torchkit.distributed.offload",
+        "rlcore_torchkit.distributed.residency",
         "copied.append((storage, pieces))",
         "self._freed.append((storage, pieces))",
-        "tests/torchkit/test_offload.py::test_nothing_is_freed_where_the_host_has_no_room_for_all",
+        "tests/torchkit/test_residency.py::test_nothing_is_freed_where_the_host_has_no_room_for_all",
     ),
 )

@@ -138,7 +138,7 @@ def test_beside_an_engine_that_stays_awake_it_is_what_the_peak_leaves(resolved) 
     plan = resolved("offload.generator_sleeps=false")
     assert share(plan) == rounded(TRAINER_SHARE * 80 * GIB - 30 * GIB)
     assert "stays awake (weights 20.0, activations 10.0)" in note(plan)
-    sleepless = evolve(FAKE_GENERATOR, capabilities=FAKE_GENERATOR.capabilities - {capabilities.OFFLOAD})
+    sleepless = evolve(FAKE_GENERATOR, capabilities=FAKE_GENERATOR.capabilities - {capabilities.RESIDENCY})
     assert share(resolved(registry=registry_of(trainer=WITH_PLAN, generator=sleepless))) == share(plan)
 
 
@@ -226,7 +226,7 @@ def test_on_a_cpu_nothing_is_planned(resolved) -> None:
 
 UNKNOWN = {
     "a trainer without a plan": ((), FAKE_TRAINER, "estimates no memory"),
-    "a trainer that tells no such offload": ((trainer_option(names=("all",)),), WITH_PLAN, 'offload.trainer = "none"'),
+    "a trainer that tells no such residency": ((trainer_option(names=("all",)),), WITH_PLAN, 'offload.trainer = "none"'),
     "several layouts that are not the recipe's": (
         (trainer_option(delay_s=1.0), trainer_option(delay_s=2.0)),
         WITH_PLAN,

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from rlcore.run.execution.streams import not_begun
-from rlcore.spi import FinishReason, OffloadRequest, WorkerError
+from rlcore.spi import FinishReason, SetResidencyRequest, WorkerError
 from rlcore.spi.execution import EngineLimitError
 from rlcore_ray import pool_stream
 from rlcore_ray.calls import COLLECT
@@ -330,24 +330,24 @@ def test_an_engine_that_dies_in_a_refit_is_left_out_until_the_next(pool: Pool, f
 
 def test_what_a_trainer_keeps_on_devices_is_that_of_the_rank_with_the_most(pool: Pool) -> None:
     assert pool.backends.trainer is not None
-    left = pool.backends.trainer.offload(OffloadRequest(weights="device", state="device"))
+    left = pool.backends.trainer.set_residency(SetResidencyRequest(weights="device", state="device"))
     assert left.reserved_bytes == 1001
     assert left.device_bytes > 0
 
 
 def test_an_engine_that_dies_as_it_goes_to_sleep_is_left_out_and_wakes_with_the_others(pool: Pool, folder: Path) -> None:
     asleep, stirring, awake = (
-        OffloadRequest(weights=weights, state=state)
+        SetResidencyRequest(weights=weights, state=state)
         for weights, state in (("host", "host"), ("device", "host"), ("device", "device"))
     )
     kill_engine(folder, 1)
-    assert pool.generator.offload(asleep).device_bytes >= 0
+    assert pool.generator.set_residency(asleep).device_bytes >= 0
     assert (engines_of(pool).living, pool.generator.is_usable) == ([0], True)
     kill_engine(folder, 1)
-    pool.generator.offload(stirring)
+    pool.generator.set_residency(stirring)
     pool.refit(0)
     assert engines_of(pool).living == [0, 1]
-    pool.generator.offload(awake)
+    pool.generator.set_residency(awake)
     feed = Feed(end_after(6))
     feed.begin(0)
     feed.ask([wanted(seed, 3) for seed in range(6)])

@@ -10,7 +10,7 @@ import pandas
 import pytest
 
 from rlcore.run.report.timeline import read_timeline
-from rlcore.spi import OffloadRequest, OffloadResult
+from rlcore.spi import SetResidencyRequest, SetResidencyResult
 from rlcore_ray.pool_groups import PoolTrainer
 
 from .conftest import assert_close, read_metrics  # type: ignore[import-not-found]
@@ -97,8 +97,8 @@ def test_a_checkpoint_resumes_in_another_layout(run: Run, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("reserved", "expected"), [((7, 9), 9), ((None, 9), 9), ((None, None), None)])
 def test_what_a_trainer_leaves_is_that_of_the_rank_with_the_most(reserved: tuple[Any, ...], expected: int | None) -> None:
-    left = [OffloadResult(device_bytes=size, reserved_bytes=each) for size, each in zip((6, 5), reserved, strict=True)]
+    left = [SetResidencyResult(device_bytes=size, reserved_bytes=each) for size, each in zip((6, 5), reserved, strict=True)]
     calls = SimpleNamespace(ranks=range(2), together=lambda *_: left)
-    request = OffloadRequest(weights="device", state="host")
-    found = PoolTrainer.offload(SimpleNamespace(calls=calls, model="policy"), request)  # type: ignore[arg-type]
-    assert found == OffloadResult(device_bytes=6, reserved_bytes=expected)
+    request = SetResidencyRequest(weights="device", state="host")
+    found = PoolTrainer.set_residency(SimpleNamespace(calls=calls, model="policy"), request)  # type: ignore[arg-type]
+    assert found == SetResidencyResult(device_bytes=6, reserved_bytes=expected)

@@ -49,8 +49,8 @@ class Trainer:
         return self.inner.export_weights(request)
 
     @hookimpl
-    def offload(self, request):
-        return self.inner.offload(request)
+    def set_residency(self, request):
+        return self.inner.set_residency(request)
 
     @hookimpl
     def save_state(self, request):

@@ -1,4 +1,4 @@
-"""Provider, offload, broken weights, and a CUDA device."""
+"""Provider, residency, broken weights, and a CUDA device."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ import torch
 from rlcore.spi import (
     CloseRequest,
     NonFiniteError,
-    OffloadRequest,
+    SetResidencyRequest,
     capabilities,
 )
 from rlcore_transformers import provider
@@ -20,7 +20,7 @@ ON_CUDA = pytest.param("cuda", marks=gpu)
 
 
 def place(backend, weights, state):
-    return backend.offload(OffloadRequest(weights=weights, state=state)).device_bytes
+    return backend.set_residency(SetResidencyRequest(weights=weights, state=state)).device_bytes
 
 
 def test_the_entry_point_imports_nothing_heavy():
@@ -53,7 +53,7 @@ def test_weights_that_are_not_finite_are_named_and_leave_no_trace(tools, qwen3):
 
 @pytest.mark.parametrize("may_alias", [False, True])
 @pytest.mark.parametrize("device", ["cpu", ON_CUDA])
-def test_offload_is_measured_and_restored(tools, qwen3, device, may_alias):
+def test_residency_is_measured_and_restored(tools, qwen3, device, may_alias):
     backend = tools.make_backend(qwen3, device=device, fill=False)
     tensors = {name: tensor.to(device) for name, tensor in tools.checkpoint_tensors(qwen3).items()}
     weight_bytes = sum(tensor.nbytes for tensor in tensors.values())

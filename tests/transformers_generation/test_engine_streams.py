@@ -16,7 +16,7 @@ from rlcore.spi import (
     GenerateRequest,
     GenerateResult,
     NonFiniteError,
-    OffloadRequest,
+    SetResidencyRequest,
     StreamRequest,
 )
 from rlcore_transformers.cache import SlotCache
@@ -238,6 +238,6 @@ def test_a_call_that_fails_leaves_no_cache_behind(tools, qwen3):
     assert backend._cache is None
     tools.refit(backend, tools.make_export(tools.checkpoint_tensors(qwen3)))
     assert backend.generate(tools.make_request([[5, 6]])).tokens.tolist() == expected.tokens.tolist()
-    backend.offload(OffloadRequest(weights="device", state="host"))
+    backend.set_residency(SetResidencyRequest(weights="device", state="host"))
     assert backend._cache is None
     backend.close(CloseRequest())

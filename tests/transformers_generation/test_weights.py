@@ -13,9 +13,9 @@ from rlcore.spi import (
     ContractError,
     GeneratorContext,
     ModelSpec,
-    OffloadRequest,
     RankInfo,
     RefitError,
+    SetResidencyRequest,
     WeightBucket,
 )
 from rlcore_torchkit.huggingface.models import checkpoint_shapes, load_model
@@ -125,7 +125,7 @@ def test_another_dtype_is_cast_and_acknowledged_as_it_arrived(tools, qwen3):
     tensors = tools.checkpoint_tensors(qwen3)
     digests = tools.refit(backend, tools.make_export(tensors, persistent=True), may_alias=True)
     assert digests == {name: tools.digest_of(tensor) for name, tensor in tensors.items()}
-    held = backend.offload(OffloadRequest(weights="device", state="device"))
+    held = backend.set_residency(SetResidencyRequest(weights="device", state="device"))
     assert held.device_bytes == 2 * sum(tensor.numel() for tensor in tensors.values()), "2 bytes each in bfloat16"
     assert sampled_logprob_error(tools, backend, qwen3, 0) < 0.5
 

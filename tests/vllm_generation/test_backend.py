@@ -22,10 +22,10 @@ from rlcore.spi import (
     FinishReason,
     GenerateRequest,
     LossSpec,
-    OffloadRequest,
     RaggedTokens,
     RankInfo,
     SamplingParams,
+    SetResidencyRequest,
     StreamRequest,
     TrainerContext,
     TrainStepRequest,
@@ -378,12 +378,12 @@ def test_no_request_leaves_no_samples(backend):
 
 
 def test_discarded_weights_do_not_count(backend, two_models):
-    held = backend.offload(OffloadRequest(weights="host", state="host", discard_weights=True)).device_bytes
+    held = backend.set_residency(SetResidencyRequest(weights="host", state="host", discard_weights=True)).device_bytes
     weights = sum(tensor.numel() * 4 for tensor in AutoModelForCausalLM.from_pretrained(two_models.directories[0]).parameters())
     assert weights < held < weights + 0.11 * 2**30
     with pytest.raises(ContractError, match="no weights; .* version 0"):
         backend.generate(request_of())
-    backend.offload(OffloadRequest(weights="device", state="device"))
+    backend.set_residency(SetResidencyRequest(weights="device", state="device"))
     with pytest.raises(ContractError, match="no weights; .* version 0"):
         backend.generate(request_of())
     two_models.refit(backend, 0, 0)
@@ -393,21 +393,21 @@ def test_discarded_weights_do_not_count(backend, two_models):
 def test_memory_is_not_taken_away_from_samples_in_the_making(backend, standing_still, monkeypatch):
     stands, may_go_on = standing_still
     replica = backend._replicas[0]
-    offload = replica.offload
+    set_residency = replica.set_residency
 
     def move(**options):
-        moved = offload(**options)
+        moved = set_residency(**options)
         may_go_on.set()
         return moved
 
-    monkeypatch.setattr(replica, "offload", move)
+    monkeypatch.setattr(replica, "set_residency", move)
     with ThreadPoolExecutor() as pool:
         request = request_of(2, 250)
         request.max_tokens[0] = 1
         call = pool.submit(backend.generate, request)
         assert stands.wait(300)
         with pytest.raises(ContractError, match="samples in the making"):
-            backend.offload(OffloadRequest(weights="host", state="host"))
+            backend.set_residency(SetResidencyRequest(weights="host", state="host"))
         assert len(call.result(300).offsets) == 7
 
 

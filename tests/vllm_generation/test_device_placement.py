@@ -16,7 +16,7 @@ class Engine:
         self.places: list[tuple[bool, bool, bool]] = []
         self.is_dead = False
 
-    def offload(self, *, weights: bool, cache: bool, discard_weights: bool) -> Future[int]:
+    def set_residency(self, *, weights: bool, cache: bool, discard_weights: bool) -> Future[int]:
         self.places.append((weights, cache, discard_weights))
         move: Future[int] = Future()
         if self.is_dead:

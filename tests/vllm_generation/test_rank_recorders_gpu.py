@@ -108,9 +108,9 @@ def test_log_probabilities_are_those_of_the_model_in_two_generations_with_a_slee
         assert len(samples) == len(LENGTHS)
         engine.assert_recorded(version, samples)
         assert engine.held() == [table, None], "rows that were fetched are kept"
-        engine.replica.offload(weights=False, cache=False, discard_weights=True).result()
+        engine.replica.set_residency(weights=False, cache=False, discard_weights=True).result()
         assert engine.held() == [0, None]
-        engine.replica.offload(weights=True, cache=True, discard_weights=True).result()
+        engine.replica.set_residency(weights=True, cache=True, discard_weights=True).result()
         assert engine.held() == [table, None]
 
 

@@ -23,11 +23,11 @@ from rlcore.spi import (
     GenerateResult,
     GeneratorContext,
     ModelSpec,
-    OffloadRequest,
     RaggedTokens,
     RankInfo,
     RefitRequest,
     SamplingParams,
+    SetResidencyRequest,
     capabilities,
 )
 from rlcore_conformance.references.tensors import make_export
@@ -219,8 +219,8 @@ def test_guesses_are_as_good_after_the_engine_has_slept(model: Repetitive, tmp_p
     backend = VllmBackend(context, VllmConfig(gpu_memory_utilization=0.2, max_num_seqs=16, enforce_eager=True, **options))
     try:
         for version, scale in enumerate((1.0, 0.6, 0.8)):
-            backend.offload(OffloadRequest(weights="host", state="host"))
-            backend.offload(OffloadRequest(weights="device", state="device"))
+            backend.set_residency(SetResidencyRequest(weights="host", state="host"))
+            backend.set_residency(SetResidencyRequest(weights="device", state="device"))
             weights = make_export({name: value.cuda() for name, value in model.weights(scale).items()}, version)
             result = backend.refit(RefitRequest(weight_version=version, channel="cuda_ipc", weights=weights, may_alias=False))
             if version:

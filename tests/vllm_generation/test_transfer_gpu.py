@@ -360,7 +360,7 @@ def test_float8(name, options, tmp_path_factory):
             tensors = engine.weights(version)
             if version == 2:
                 for weights in (False, True):
-                    engine.replica.offload(weights=weights, cache=weights, discard_weights=True).result()
+                    engine.replica.set_residency(weights=weights, cache=weights, discard_weights=True).result()
             engine.refit("cuda_ipc", export_of(tensors, version, bucket_bytes=BUCKET_BYTES))
             assert engine.call("refit_test_is_direct") == [False]
             (held,) = engine.call("refit_test_held_weights")

@@ -31,8 +31,8 @@ from rlcore.run.execution.groups import (
     without_columns,
 )
 from rlcore.run.execution.in_process import InProcessRoute, open_backends
-from rlcore.run.execution.offload import make_room
 from rlcore.run.execution.plugins import ChosenPlugins, LoadedPlugins, RunPlugins
+from rlcore.run.execution.residency import make_room
 from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.execution.streams import not_begun, run_stream
 from rlcore.run.interrupt import sigterm_kept

@@ -26,7 +26,7 @@ WATCH = Watch()
 @pytest.fixture
 def installed(installer):
     """Trainers that are good, better, unavailable, and broken; one observer."""
-    installer.trainer("good", priority=10, capabilities=["offload", "entropy"])
+    installer.trainer("good", priority=10, capabilities=["residency", "entropy"])
     installer.trainer("better", version="3.1", priority=20, devices=["cuda"])
     installer.add("acme-broken", {"rlcore.trainers": {"broken": "broken_listed:PROVIDER"}}, broken_listed="1 / 0\n")
     installer.add("acme-watch", {"rlcore.observers": {"watch": "listed_watch:WATCH"}}, listed_watch=WATCH)
@@ -49,7 +49,7 @@ def test_json_holds_every_column(installed):
         "version": "1.0",
         "spi": [2, 0],
         "priority": 10,
-        "capabilities": ["entropy", "offload"],
+        "capabilities": ["entropy", "residency"],
         "devices": ["cpu", "cuda"],
         "disabled": False,
         "state": "usable",
@@ -130,7 +130,7 @@ def test_where_plugins_come_from_and_what_they_can_do_is_for_verbose(installed):
     assert "entropy" not in run("--device", "cpu")
     lines = [line.strip() for line in run("--device", "cpu", "--verbose").splitlines()]
     assert "acme-better 3.1, SPI 2.0, priority 20" in lines
-    assert "entropy, offload" in lines
+    assert "entropy, residency" in lines
     assert "acme-watch 1.0" in lines
 
 
@@ -195,7 +195,7 @@ def test_the_listing_of_all_installed_packages_imports_nothing_heavy():
         {"spi": (2.0, 0.0)},
         {"spi": (3, 0), "priority": {1}},
         {"priority": {1}},
-        {"spi": None, "capabilities": [1, "offload"]},
+        {"spi": None, "capabilities": [1, "residency"]},
         {"spi": None, "devices": [1, "cpu"]},
     ],
     ids=str,

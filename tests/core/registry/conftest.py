@@ -22,11 +22,11 @@ from rlcore.spi import (
     LogprobsResult,
     ModelSpec,
     NamedTensor,
-    OffloadResult,
     Provider,
     RankInfo,
     RefitResult,
     SaveStateResult,
+    SetResidencyResult,
     TensorSpec,
     TokenBatch,
     TrainerContext,
@@ -93,8 +93,8 @@ class FakeTrainer:
         return WeightExport(weight_version=request.weight_version, specs=specs, buckets=buckets, persistent=True)
 
     @hookimpl
-    def offload(self, request):
-        return OffloadResult(device_bytes=0)
+    def set_residency(self, request):
+        return SetResidencyResult(device_bytes=0)
 
     @hookimpl
     def save_state(self, request):
@@ -136,8 +136,8 @@ class FakeGenerator:
         return RefitResult(weight_version=request.weight_version, digests=digests)
 
     @hookimpl
-    def offload(self, request):
-        return OffloadResult(device_bytes=0)
+    def set_residency(self, request):
+        return SetResidencyResult(device_bytes=0)
 
     @hookimpl
     def close(self, request):

@@ -30,10 +30,10 @@ from rlcore.spi import (
     ModelError,
     ModelSpec,
     Note,
-    OffloadRequest,
     PluginError,
     Problem,
     RankInfo,
+    SetResidencyRequest,
     TrainerContext,
     TrainerLayout,
     hookimpl,
@@ -46,7 +46,7 @@ CONTEXT = TrainerContext(
     model=MODEL, rank_info=RankInfo(), seed=0, num_train_steps=1, needs_reference=False, max_sequence_length=8
 )
 GENERATOR_CONTEXT = GeneratorContext(model=MODEL, rank_info=RankInfo(), seed=0, max_sequence_length=8)
-ON_DEVICE = OffloadRequest(weights="device", state="device")
+ON_DEVICE = SetResidencyRequest(weights="device", state="device")
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def subclass(backends, **attributes):
 
 def test_a_good_backend_binds_and_answers(entry, backends):
     manager = bind(entry, backends.Trainer(CONTEXT, None))
-    assert manager.hook.offload(request=ON_DEVICE).device_bytes == 0
+    assert manager.hook.set_residency(request=ON_DEVICE).device_bytes == 0
 
 
 def test_missing_and_unmarked_hooks_are_found(entry, backends):
@@ -250,14 +250,14 @@ def test_nothing_is_built_or_called_when_a_signature_is_wrong(entry, backends):
 
 def test_a_decorated_hook_keeps_its_signature(entry, backends):
     """As torch.no_grad does: a wrapper that names what it wraps."""
-    plain = backends.Trainer.offload
+    plain = backends.Trainer.set_residency
 
     @functools.wraps(plain)
     def wrapped(*args, **kwargs):
         return plain(*args, **kwargs)
 
-    manager = bind(entry, subclass(backends, offload=wrapped)(CONTEXT, None))
-    assert manager.hook.offload(request=ON_DEVICE).device_bytes == 0
+    manager = bind(entry, subclass(backends, set_residency=wrapped)(CONTEXT, None))
+    assert manager.hook.set_residency(request=ON_DEVICE).device_bytes == 0
 
 
 def test_equal_objects_do_not_collide(entry, backends):
@@ -266,7 +266,7 @@ def test_equal_objects_do_not_collide(entry, backends):
     @attrs.define
     class Watch:
         @hookimpl(wrapper=True)
-        def offload(self, request):
+        def set_residency(self, request):
             return (yield)
 
     class Backend(backends.Trainer):
@@ -276,7 +276,7 @@ def test_equal_objects_do_not_collide(entry, backends):
         __hash__ = None
 
     manager = bind(entry, Backend(CONTEXT, None), observing(Watch(), Watch()))
-    assert manager.hook.offload(request=ON_DEVICE).device_bytes == 0
+    assert manager.hook.set_residency(request=ON_DEVICE).device_bytes == 0
 
 
 def test_properties_are_not_evaluated(entry, backends):
@@ -285,7 +285,7 @@ def test_properties_are_not_evaluated(entry, backends):
         def dangerous(self):
             raise RuntimeError("evaluated")
 
-    assert bind(entry, Backend(CONTEXT, None)).hook.offload(request=ON_DEVICE).device_bytes == 0
+    assert bind(entry, Backend(CONTEXT, None)).hook.set_residency(request=ON_DEVICE).device_bytes == 0
 
 
 def test_two_managers_share_nothing(entry, backends):
@@ -300,7 +300,7 @@ class Recorder:
         self.seen = []
 
     @hookimpl(wrapper=True)
-    def offload(self, request):
+    def set_residency(self, request):
         result = yield
         self.seen.append((request, result))
         return result
@@ -312,15 +312,17 @@ class Recorder:
 
 def test_observers_see_calls_of_the_roles_they_know(make_trainer, make_generator):
     watch = Recorder()
-    make_trainer(observers=[watch]).offload(ON_DEVICE)
-    make_generator(observers=[watch]).offload(ON_DEVICE)
+    make_trainer(observers=[watch]).set_residency(ON_DEVICE)
+    make_generator(observers=[watch]).set_residency(ON_DEVICE)
     assert [request for request, _ in watch.seen] == [ON_DEVICE, ON_DEVICE]
 
 
 def test_a_module_may_observe(entry, backends):
     module = ModuleType("watching")
-    module.offload = marked(_watch, wrapper=True)
-    assert bind(entry, backends.Trainer(CONTEXT, None), observing(module)).hook.offload(request=ON_DEVICE).device_bytes == 0
+    module.set_residency = marked(_watch, wrapper=True)
+    assert (
+        bind(entry, backends.Trainer(CONTEXT, None), observing(module)).hook.set_residency(request=ON_DEVICE).device_bytes == 0
+    )
 
 
 def _watch(request):

@@ -12,9 +12,9 @@ from rlcore.spi import (
     FinishReason,
     GenerateRequest,
     GenerateResult,
-    OffloadRequest,
     RaggedTokens,
     SamplingParams,
+    SetResidencyRequest,
     StreamRequest,
     StreamResult,
     WorkerError,
@@ -324,15 +324,15 @@ def test_nothing_is_moved_while_a_stream_runs(make_streaming):
     moved = []
 
     def moving(self, request):
-        with pytest.raises(ContractError, match="offload while it generates"):
-            generator.offload(OffloadRequest(weights="host", state="host"))
+        with pytest.raises(ContractError, match="set_residency while it generates"):
+            generator.set_residency(SetResidencyRequest(weights="host", state="host"))
         moved.append(True)
         return answering(self, request)
 
     generator = make_streaming(moving)
     generator.stream(StreamRequest(feed=ListFeed(), weight_version=3))
     assert moved
-    generator.offload(OffloadRequest(weights="host", state="host"))
+    generator.set_residency(SetResidencyRequest(weights="host", state="host"))
 
 
 def test_a_generator_that_leaves_it_out_cannot_stream(make_generator):

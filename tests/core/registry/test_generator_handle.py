@@ -19,13 +19,13 @@ from rlcore.spi import (
     LoadStateResult,
     NamedTensor,
     NonFiniteError,
-    OffloadRequest,
     RaggedTokens,
     RefitError,
     RefitRequest,
     RefitResult,
     SamplingParams,
     SaveStateRequest,
+    SetResidencyRequest,
     TensorSpec,
     WeightBucket,
     WeightExport,
@@ -345,13 +345,13 @@ def test_many_wrong_tensors_are_listed_briefly(make_generator):
         generator.refit(refit_request(weights=weights))
 
 
-def test_offload_of_weights_and_cache(make_ready):
+def test_residency_of_weights_and_cache(make_ready):
     generator = make_ready()
-    generator.offload(OffloadRequest(weights="device", state="host"))
+    generator.set_residency(SetResidencyRequest(weights="device", state="host"))
     with pytest.raises(ContractError, match="generate needs .*: state"):
         generator.generate(generate_request())
     generator.refit(refit_request(version=4))
-    generator.offload(OffloadRequest(weights="host", state="host"))
+    generator.set_residency(SetResidencyRequest(weights="host", state="host"))
     with pytest.raises(ContractError, match="refit needs .*: weights"):
         generator.refit(refit_request(version=5))
 
@@ -438,8 +438,8 @@ def test_what_is_not_declared_is_refused(make_generator, capability):
         capabilities.STREAMING: lambda generator: generator.generate(
             attrs.evolve(generate_request(), on_finished=lambda sample, result: None)
         ),
-        capabilities.DISCARD_WEIGHTS: lambda generator: generator.offload(
-            OffloadRequest(weights="host", state="host", discard_weights=True)
+        capabilities.DISCARD_WEIGHTS: lambda generator: generator.set_residency(
+            SetResidencyRequest(weights="host", state="host", discard_weights=True)
         ),
     }
     generator = held["generator"] = make_generator(declared=capabilities.KNOWN - {capability}, generate=generate)
@@ -450,8 +450,8 @@ def test_what_is_not_declared_is_refused(make_generator, capability):
 
 def test_discarded_weights_do_not_count(make_ready):
     generator = make_ready()
-    generator.offload(OffloadRequest(weights="host", state="host", discard_weights=True))
-    generator.offload(OffloadRequest(weights="device", state="device"))
+    generator.set_residency(SetResidencyRequest(weights="host", state="host", discard_weights=True))
+    generator.set_residency(SetResidencyRequest(weights="device", state="device"))
     with pytest.raises(ContractError, match="accepted refit"):
         generator.generate(generate_request())
 
@@ -472,7 +472,7 @@ def test_a_dead_worker_leaves_no_weights_that_count(make_generator):
 def test_a_worker_that_dies_as_memory_moves_is_to_be_there_after_the_next_refit(make_generator):
     asked = []
 
-    def offload(self, request):
+    def set_residency(self, request):
         asked.append(request)
         raise WorkerError("engine 0 died")
 
@@ -481,17 +481,17 @@ def test_a_worker_that_dies_as_memory_moves_is_to_be_there_after_the_next_refit(
         raise WorkerError("an observer's own")
         yield
 
-    generator = make_generator(offload=offload)
+    generator = make_generator(set_residency=set_residency)
     generator.refit(refit_request())
     with pytest.raises(WorkerError):
-        generator.offload(OffloadRequest(weights="device", state="host"))
+        generator.set_residency(SetResidencyRequest(weights="device", state="host"))
     assert (generator.is_usable, generator.weight_version) == (True, None)
     generator.refit(refit_request())
     with pytest.raises(ContractError, match="generate needs .*: state"):
         generator.generate(generate_request())
-    watched = make_generator([type("Early", (), {"offload": early})()], offload=offload)
+    watched = make_generator([type("Early", (), {"set_residency": early})()], set_residency=set_residency)
     watched.refit(refit_request())
     with pytest.raises(WorkerError, match="own"):
-        watched.offload(OffloadRequest(weights="device", state="host"))
+        watched.set_residency(SetResidencyRequest(weights="device", state="host"))
     assert len(asked) == 1
     watched.generate(generate_request())

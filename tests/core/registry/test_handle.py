@@ -9,17 +9,17 @@ from rlcore.spi import (
     ExportWeightsRequest,
     LoadStateRequest,
     LoadStateResult,
-    OffloadRequest,
-    OffloadResult,
     PluginError,
     RefitRequest,
     SaveStateRequest,
     SaveStateResult,
+    SetResidencyRequest,
+    SetResidencyResult,
     StorageError,
     WeightExport,
 )
 
-ON_HOST = OffloadRequest(weights="host", state="host")
+ON_HOST = SetResidencyRequest(weights="host", state="host")
 
 
 @pytest.fixture(params=["trainer", "generator"])
@@ -44,7 +44,7 @@ def test_nothing_is_legal_after_close(make, tmp_path):
     handle = make()
     handle.close()
     calls = [
-        lambda: handle.offload(ON_HOST),
+        lambda: handle.set_residency(ON_HOST),
         lambda: handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume")),
         lambda: handle.load_state(LoadStateRequest(directory=tmp_path)),
     ]
@@ -57,24 +57,24 @@ def test_nothing_is_legal_after_close(make, tmp_path):
     "returned",
     [
         None,
-        OffloadResult(device_bytes=-1),
-        OffloadResult(device_bytes=1.5),
-        OffloadResult(device_bytes=1, reserved_bytes=-1),
+        SetResidencyResult(device_bytes=-1),
+        SetResidencyResult(device_bytes=1.5),
+        SetResidencyResult(device_bytes=1, reserved_bytes=-1),
     ],
 )
-def test_a_wrong_offload_result_fails_the_backend(make, returned):
-    handle = make(offload=lambda self, request: returned)
-    with pytest.raises(ContractError, match="offload returned"):
-        handle.offload(ON_HOST)
-    with pytest.raises(ContractError, match=r"'fake' \(in-process 0\): .* failed in offload"):
-        handle.offload(ON_HOST)
+def test_a_wrong_residency_result_fails_the_backend(make, returned):
+    handle = make(set_residency=lambda self, request: returned)
+    with pytest.raises(ContractError, match="set_residency returned"):
+        handle.set_residency(ON_HOST)
+    with pytest.raises(ContractError, match=r"'fake' \(in-process 0\): .* failed in set_residency"):
+        handle.set_residency(ON_HOST)
 
 
-def test_offload_needs_its_capability_for_all_but_the_resident_state(make):
+def test_residency_needs_its_capability_for_all_but_the_resident_state(make):
     handle = make(declared={"refit.in_process"})
-    with pytest.raises(ContractError, match="'offload'"):
-        handle.offload(OffloadRequest(weights="device", state="host"))
-    assert handle.offload(OffloadRequest(weights="device", state="device")).device_bytes == 0
+    with pytest.raises(ContractError, match="'residency'"):
+        handle.set_residency(SetResidencyRequest(weights="device", state="host"))
+    assert handle.set_residency(SetResidencyRequest(weights="device", state="device")).device_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_failed_save_leaves_the_backend_usable(make, tmp_path):
     with pytest.raises(StorageError) as raised:
         handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume"))
     assert "raised in save_state of" in raised.value.__notes__[0]
-    assert handle.offload(ON_HOST).device_bytes == 0
+    assert handle.set_residency(ON_HOST).device_bytes == 0
 
 
 def test_saving_a_model_directory_needs_its_capability(make, tmp_path):
@@ -185,14 +185,16 @@ def test_an_execution_may_end_a_worker_in_the_midst_of_a_hook(make):
         raise Ordered
 
     with pytest.raises(Ordered):
-        make(offload=ends).offload(ON_HOST)
+        make(set_residency=ends).set_residency(ON_HOST)
 
 
 def test_a_hook_that_ends_the_process_is_an_error(make):
     def leaves(self, request):
         raise SystemExit(0)
 
-    handle = make(offload=leaves)
-    with pytest.raises(PluginError, match=r"'fake' \(in-process 0\): offload: found SystemExit\(0\) in .*, line \d+"):
-        handle.offload(ON_HOST)
+    handle = make(set_residency=leaves)
+    with pytest.raises(
+        PluginError, match=r"'fake' \(in-process 0\): set_residency: found SystemExit\(0\) in .*, line \d+, which"
+    ):
+        handle.set_residency(ON_HOST)
     assert not handle.is_usable

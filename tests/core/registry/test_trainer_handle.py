@@ -15,8 +15,8 @@ from rlcore.spi import (
     LogprobsResult,
     LossSpec,
     NonFiniteError,
-    OffloadRequest,
     SaveStateRequest,
+    SetResidencyRequest,
     TokenBatch,
     TrainStepRequest,
     TrainStepResult,
@@ -317,14 +317,14 @@ def test_calls_that_need_an_undeclared_capability_are_refused(make_trainer, batc
     calls = {
         capabilities.REFERENCE_POLICY: lambda: trainer.get_logprobs(logprobs_request(batch, model="reference")),
         capabilities.ENTROPY: lambda: trainer.get_logprobs(logprobs_request(batch, entropy=True)),
-        capabilities.OFFLOAD: lambda: trainer.offload(OffloadRequest(weights="host", state="device")),
+        capabilities.RESIDENCY: lambda: trainer.set_residency(SetResidencyRequest(weights="host", state="device")),
     }
     for capability, call in calls.items():
         with pytest.raises(ContractError, match=f"'{capability}'"):
             call()
     with pytest.raises(ContractError, match="'entropy'"):
         trainer.train_step(step_request(batch, loss=attrs.evolve(LOSS, entropy="metric")))
-    assert trainer.offload(OffloadRequest(weights="device", state="device")).device_bytes == 0
+    assert trainer.set_residency(SetResidencyRequest(weights="device", state="device")).device_bytes == 0
     assert trainer.has(capabilities.ENTROPY) is False
 
 
@@ -365,7 +365,7 @@ def test_a_reference_alone_is_asked_for_nothing_else(make_trainer, batch, tmp_pa
         with pytest.raises(ContractError, match="built without a policy"):
             call()
     assert trainer.get_logprobs(logprobs_request(batch, model="reference")).weight_version == 0
-    trainer.offload(OffloadRequest(weights="host", state="host"))
+    trainer.set_residency(SetResidencyRequest(weights="host", state="host"))
     trainer.close()
 
 
@@ -389,24 +389,24 @@ def test_each_head_answers_for_itself_alone(make_trainer, batch):
     assert trainer.train_step(step_request(batch)).weight_version == 1
 
 
-def offload(weights, state):
-    return OffloadRequest(weights=weights, state=state)
+def residency(weights, state):
+    return SetResidencyRequest(weights=weights, state=state)
 
 
 def test_what_is_on_the_host_cannot_be_used(make_trainer, batch):
     trainer = make_trainer()
-    trainer.offload(offload("device", "host"))
-    with pytest.raises(ContractError, match="train_step needs .*: state; call offload"):
+    trainer.set_residency(residency("device", "host"))
+    with pytest.raises(ContractError, match="train_step needs .*: state; call set_residency"):
         trainer.train_step(step_request(batch))
     assert trainer.get_logprobs(logprobs_request(batch)).weight_version == 0
-    trainer.offload(offload("host", "host"))
+    trainer.set_residency(residency("host", "host"))
     with pytest.raises(ContractError, match="train_step needs .*: weights and state;"):
         trainer.train_step(step_request(batch))
     with pytest.raises(ContractError, match="get_logprobs needs .*: weights"):
         trainer.get_logprobs(logprobs_request(batch))
     with pytest.raises(ContractError, match="export_weights needs .*: weights"):
         trainer.export_weights(ExportWeightsRequest(weight_version=0, dtype="float32", max_bucket_bytes=99))
-    trainer.offload(offload("device", "device"))
+    trainer.set_residency(residency("device", "device"))
     assert trainer.train_step(step_request(batch)).weight_version == 1
 
 

@@ -89,8 +89,8 @@ class CtrlCWhileMoving(FakeGenerator):
     moves = 0
 
     @hookimpl
-    def offload(self, request):
-        result = super().offload(request)
+    def set_residency(self, request):
+        result = super().set_residency(request)
         if request.weights == "device":
             type(self).moves += 1
             if type(self).moves == 5:
@@ -115,10 +115,10 @@ class CtrlCInTheFirstMove(FakeGenerator):
     """Gets Ctrl-C in the very first move of its memory."""
 
     @hookimpl
-    def offload(self, request):
+    def set_residency(self, request):
         press()
         press()
-        return super().offload(request)
+        return super().set_residency(request)
 
 
 def test_a_second_ctrl_c_in_a_move_saves_nothing_through_a_failed_backend(run: Run, registry_with: Stands) -> None:

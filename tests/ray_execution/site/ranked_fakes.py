@@ -226,9 +226,9 @@ class RankedTrainer(FakeTrainer):
         return evolve(export, buckets=self.gathered(export.buckets, request.weight_version))
 
     @hookimpl
-    def offload(self, request):
+    def set_residency(self, request):
         """The second rank has most left of what its allocator keeps."""
-        return evolve(FakeTrainer.offload(self, request), reserved_bytes=1000 + self.rank_info.rank)
+        return evolve(FakeTrainer.set_residency(self, request), reserved_bytes=1000 + self.rank_info.rank)
 
     def gathered(self, buckets: Iterator[WeightBucket], version: int) -> Iterator[WeightBucket]:
         """Every bucket takes all ranks."""
@@ -329,9 +329,9 @@ class RankedGenerator(FakeGenerator):
         return evolve(result, drafts=drafts if self.options.counts_drafts else None)
 
     @hookimpl
-    def offload(self, request):
+    def set_residency(self, request):
         self.require_engine()
-        return FakeGenerator.offload(self, request)
+        return FakeGenerator.set_residency(self, request)
 
     @hookimpl
     def close(self, request):

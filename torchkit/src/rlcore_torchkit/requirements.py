@@ -27,7 +27,7 @@ TRAINER_CAPABILITIES = capabilities.ANY_CHANNEL | {
     capabilities.MULTI_RANK,
     capabilities.ROUTING_REPLAY,
     capabilities.SAMPLING_MASK_REPLAY,
-    capabilities.OFFLOAD,
+    capabilities.RESIDENCY,
 }
 """The capabilities of a trainer that is built on this package."""
 

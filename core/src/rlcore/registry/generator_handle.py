@@ -25,7 +25,7 @@ from rlcore.spi.generator import (
     StreamRequest,
     StreamResult,
 )
-from rlcore.spi.lifecycle import OffloadRequest, OffloadResult
+from rlcore.spi.lifecycle import SetResidencyRequest, SetResidencyResult
 
 OWN_VERSION = 0
 """The version of the weights that a generator reads itself."""
@@ -108,15 +108,15 @@ class GeneratorHandle(BackendHandle):
             self._state.weight_version = self._newest_version = result.weight_version
         return result
 
-    def offload(self, request: OffloadRequest) -> OffloadResult:
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
         """Move what the generator holds; with `discard_weights` it holds no weights that count until the next refit. Nor does
         it after a WorkerError; then it is where it was to be once it has been started anew."""
-        discards = isinstance(request, OffloadRequest) and request.discard_weights
-        self._require_capabilities("offload", {capabilities.DISCARD_WEIGHTS: discards})
+        discards = isinstance(request, SetResidencyRequest) and request.discard_weights
+        self._require_capabilities("set_residency", {capabilities.DISCARD_WEIGHTS: discards})
         if self._num_generating:
-            raise ContractError(f"{self.entry.label}: offload while it generates; let generate and stream return first")
+            raise ContractError(f"{self.entry.label}: set_residency while it generates; let generate and stream return first")
         try:
-            result = super().offload(request)
+            result = super().set_residency(request)
         except WorkerError:
             if self.is_usable and isinstance(self._record.error, WorkerError):
                 self._state.weights, self._state.state, self._state.weight_version = request.weights, request.state, None
@@ -153,7 +153,7 @@ class GeneratorHandle(BackendHandle):
         self._require_sampling("stream", request)
 
     def _harmless(self, hook: str, error: BaseException) -> bool:
-        return super()._harmless(hook, error) or (hook == "offload" and isinstance(error, WorkerError))
+        return super()._harmless(hook, error) or (hook == "set_residency" and isinstance(error, WorkerError))
 
     def _loaded(self, weight_version: int) -> None:
         """A loaded state cannot vouch for weights: only those that a refit brought, and that are still held, count."""

@@ -8,14 +8,14 @@ For each call the weights and the other state have to be at these places:
 | get_logprobs, get_values, export_weights | device | any | |
 | refit | device | any | |
 | generate, stream | device | device | the last refit was accepted |
-| offload | any | any | a generator's: nothing is generated meanwhile |
+| set_residency | any | any | a generator's: nothing is generated meanwhile |
 | save_state, load_state | any | any | |
 | close | any | any | legal in a failed backend too, and again |
 
-A failed backend allows only close. It fails when train_step, offload or load_state raises (its state is then unknown)
+A failed backend allows only close. It fails when train_step, set_residency or load_state raises (its state is then unknown)
 or returns what it must not; a NonFiniteError, BoundError or ContractError that train_step raises itself means that nothing was
 changed. A refit that fails leaves a generator without weights that count, until the next one is accepted; so does a WorkerError
-of a generator's offload. The other calls read only, and leave a backend usable whatever they raise.
+of a generator's set_residency. The other calls read only, and leave a backend usable whatever they raise.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,11 +34,11 @@ from rlcore.spi.lifecycle import (
     CloseRequest,
     LoadStateRequest,
     LoadStateResult,
-    OffloadRequest,
-    OffloadResult,
     Place,
     SaveStateRequest,
     SaveStateResult,
+    SetResidencyRequest,
+    SetResidencyResult,
 )
 
 ResultT = TypeVar("ResultT")
@@ -81,7 +81,7 @@ class BackendState:
             if needed and place != "device"
         ]
         if absent:
-            raise ContractError(f"{self.owner}: {hook} needs on the device: {' and '.join(absent)}; call offload first")
+            raise ContractError(f"{self.owner}: {hook} needs on the device: {' and '.join(absent)}; call set_residency first")
 
     def require_version(self, hook: str, requested: int) -> None:
         """Raise ContractError unless the version asked for is the one held."""
@@ -101,7 +101,7 @@ class BackendHandle:
     says what is legal when; which failures end a backend stands below it.
     """
 
-    state_changing: ClassVar[frozenset[str]] = frozenset({"offload", "load_state"})
+    state_changing: ClassVar[frozenset[str]] = frozenset({"set_residency", "load_state"})
     """Hooks after whose failure the backend's state is unknown."""
     least_loaded_version: ClassVar[int] = 0
 
@@ -125,12 +125,12 @@ class BackendHandle:
         """Return whether the provider declares a capability."""
         return self.entry.provider is not None and capability in self.entry.provider.capabilities
 
-    def offload(self, request: OffloadRequest) -> OffloadResult:
-        """Move what the backend holds. Needs the capability `offload` for all but the fully resident state."""
-        self._require_legal("offload", request, OffloadRequest)
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+        """Move what the backend holds. Needs the capability `residency` for all but the fully resident state."""
+        self._require_legal("set_residency", request, SetResidencyRequest)
         moves = (request.weights, request.state) != ("device", "device")
-        self._require_capabilities("offload", {capabilities.OFFLOAD: moves})
-        result = self._call("offload", request, OffloadResult, _check_offload)
+        self._require_capabilities("set_residency", {capabilities.RESIDENCY: moves})
+        result = self._call("set_residency", request, SetResidencyResult, _check_residency)
         self._state.weights, self._state.state = request.weights, request.state
         return result
 
@@ -234,7 +234,7 @@ class BackendHandle:
         self._state.weight_version = weight_version
 
 
-def _check_offload(result: OffloadResult) -> None:
+def _check_residency(result: SetResidencyResult) -> None:
     check_int("device_bytes", result.device_bytes, at_least=0)
     if result.reserved_bytes is not None:
         check_int("reserved_bytes", result.reserved_bytes, at_least=0)

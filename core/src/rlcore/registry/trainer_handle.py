@@ -117,7 +117,7 @@ class TrainerHandle(BackendHandle):
 
     def _require_legal(self, hook: str, request: object, expected: type) -> None:
         super()._require_legal(hook, request, expected)
-        if not self._has_policy and hook not in ("get_logprobs", "offload"):
+        if not self._has_policy and hook not in ("get_logprobs", "set_residency"):
             raise ContractError(f"{self.entry.label}: {hook}; {_NO_POLICY}")
 
     def _harmless(self, hook: str, error: BaseException) -> bool:

@@ -44,7 +44,7 @@ NAMES = {
     "hooks": "hookimpl",
     "images": "Images",
     "lifecycle": (
-        "CloseRequest LoadStateRequest LoadStateResult SaveStateRequest SaveStateResult OffloadRequest OffloadResult"
+        "CloseRequest LoadStateRequest LoadStateResult SaveStateRequest SaveStateResult SetResidencyRequest SetResidencyResult"
     ),
     "lora": "LoraSpec",
     "loss": "MISMATCH_METRICS LossInputs LossOutput LossSpec",

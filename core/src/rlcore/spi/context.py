@@ -50,7 +50,7 @@ class TrainerContext:
     needs_reference: bool
     """True where get_logprobs(model="reference") will be called."""
     needs_policy: bool = True
-    """True where anything but get_logprobs(model="reference"), offload and close will be called. False, beside
+    """True where anything but get_logprobs(model="reference"), set_residency and close will be called. False, beside
     `needs_reference`, is a reference on devices of its own: no other weights are held, `model` names what `reference` does, or
     the policy's model where that is None, and the version is 0 for ever. Needs the capability `reference_alone`."""
     max_sequence_length: int

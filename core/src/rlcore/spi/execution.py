@@ -20,10 +20,10 @@ from rlcore.spi.generator import DraftCounts, GenerateRequest, GenerateResult
 from rlcore.spi.lifecycle import (
     LoadStateRequest,
     LoadStateResult,
-    OffloadRequest,
-    OffloadResult,
     SaveStateRequest,
     SaveStateResult,
+    SetResidencyRequest,
+    SetResidencyResult,
 )
 from rlcore.spi.loss import LossSpec
 from rlcore.spi.shards import Delta
@@ -95,7 +95,7 @@ class BackendGroup(Protocol):
     def has(self, capability: str) -> bool:
         """Return whether the provider declares a capability."""
 
-    def offload(self, request: OffloadRequest) -> OffloadResult:
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
         """Move what it holds; the bytes are those of the rank that keeps most."""
 
     def save_state(self, request: SaveStateRequest) -> SaveStateResult:

@@ -16,10 +16,10 @@ from rlcore.spi.lifecycle import (
     CloseRequest,
     LoadStateRequest,
     LoadStateResult,
-    OffloadRequest,
-    OffloadResult,
     SaveStateRequest,
     SaveStateResult,
+    SetResidencyRequest,
+    SetResidencyResult,
 )
 from rlcore.spi.sampling_mask import SamplingMask
 from rlcore.spi.shards import Delta
@@ -255,7 +255,7 @@ class GeneratorSpec(Protocol):
         """Take over weights and drop every cache that depends on the old ones."""
 
     @hookspec(firstresult=True)
-    def offload(self, request: OffloadRequest) -> OffloadResult:
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
         """Move weights between device and host; free or restore the KV cache. An engine that is being started is not waited
         for: it goes there once it has started. WorkerError where one has died, which holds nothing on the device then; it goes
         there once it has been started anew."""

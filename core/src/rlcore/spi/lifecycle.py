@@ -9,7 +9,7 @@ Place: TypeAlias = Literal["device", "host"]
 
 
 @frozen(kw_only=True)
-class OffloadRequest:
+class SetResidencyRequest:
     """Where a backend's memory lives from now on."""
 
     weights: Place
@@ -21,11 +21,11 @@ class OffloadRequest:
     capability `discard_weights`."""
 
 
-ON_DEVICE = OffloadRequest(weights="device", state="device")
+RESIDENT = SetResidencyRequest(weights="device", state="device")
 
 
 @frozen(kw_only=True)
-class OffloadResult:
+class SetResidencyResult:
     """What is left where, measured."""
 
     device_bytes: int

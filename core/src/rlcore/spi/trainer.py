@@ -13,10 +13,10 @@ from rlcore.spi.lifecycle import (
     CloseRequest,
     LoadStateRequest,
     LoadStateResult,
-    OffloadRequest,
-    OffloadResult,
     SaveStateRequest,
     SaveStateResult,
+    SetResidencyRequest,
+    SetResidencyResult,
 )
 from rlcore.spi.loss import LossSpec
 from rlcore.spi.shards import Delta
@@ -181,7 +181,7 @@ class TrainerSpec(Protocol):
         """The policy's full weights; every rank iterates its buckets to the end."""
 
     @hookspec(firstresult=True)
-    def offload(self, request: OffloadRequest) -> OffloadResult:
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
         """Move weights and optimizer state between device and host, and give back device memory that is held unused."""
 
     @hookspec(firstresult=True)

@@ -28,7 +28,7 @@ from rlcore_torchkit.adapters.peft_directory import load_reference, save_referen
 from rlcore_torchkit.architectures.decoders import described_family, is_described, is_image_model
 from rlcore_torchkit.distributed import process_group
 from rlcore_torchkit.distributed.device import use_device
-from rlcore_torchkit.distributed.offload import Offloading, num_bytes, reserved_bytes
+from rlcore_torchkit.distributed.residency import Residency, num_bytes, reserved_bytes
 from rlcore_torchkit.forward.image_forward import check_images
 from rlcore_torchkit.huggingface.batch_invariance import invariant_model_problems
 from rlcore_torchkit.huggingface.models import dims_of, load_config
@@ -86,7 +86,7 @@ class Fsdp2Backend:
             memory = torch.cuda.get_device_properties(self.device).total_memory if self.device.type == "cuda" else None
             parameters = trained(self.policy).values()
             self._reduces_every_microbatch = reduces_every_microbatch(config.reduce_every_microbatch, parameters, memory)
-        self._offloading = Offloading(self.device)
+        self._residency = Residency(self.device)
         self._shard_sender = ShardSender(context.rank_info.rank, context.rank_info.world_size, self.device)
         self._weight_version = 0
         self._failed_midway = False
@@ -134,12 +134,12 @@ class Fsdp2Backend:
         return self._export(request)
 
     @spi.hookimpl
-    def offload(self, request: spi.OffloadRequest) -> spi.OffloadResult:
-        return spi.OffloadResult(device_bytes=self._move(request), reserved_bytes=reserved_bytes(self.device))
+    def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
+        return spi.SetResidencyResult(device_bytes=self._move(request), reserved_bytes=reserved_bytes(self.device))
 
     @spi.hookimpl
     def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:
-        with self._offloading.resident(self._move):
+        with self._residency.resident(self._move):
             return save_state(
                 request,
                 self._context,
@@ -151,7 +151,7 @@ class Fsdp2Backend:
 
     @spi.hookimpl
     def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
-        with self._offloading.resident(self._move):
+        with self._residency.resident(self._move):
             self._weight_version = checkpoint.load(request.directory, self.policy, self._optimizer)
             if self.adapters is not None:
                 self.adapters.begun = load_reference(request.directory)
@@ -172,7 +172,7 @@ class Fsdp2Backend:
             self._reference,
             self._optimizer,
             self._exporter,
-            self._offloading,
+            self._residency,
         )
         del self._replay
         if refers_to_itself:
@@ -253,12 +253,12 @@ class Fsdp2Backend:
         models = [self.policy, *([] if self._working is None else [self._working.model])]
         return models if self._reference in (None, self.policy) else [*models, self._reference]
 
-    def _move(self, request: spi.OffloadRequest) -> int:
+    def _move(self, request: spi.SetResidencyRequest) -> int:
         """Bytes left on the device."""
         weights = self._on_device(parameter for model in self._models() for parameter in model.parameters())
         states = [] if self._optimizer is None else self._optimizer.state.values()
         state = self._on_device(tensor for state in states for tensor in state.values())
-        self._offloading.move(request, weights, state)
+        self._residency.move(request, weights, state)
         return num_bytes([*weights, *state])
 
     def _on_device(self, tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -30,8 +30,8 @@ from rlcore_megatron.modules.token_dispatch import drop_float8_copies
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
 from rlcore_megatron.training.head_gradients import HeadGradients
-from rlcore_megatron.training.offload import MegatronOffload
 from rlcore_megatron.training.optimizer import Rates, distribute, make_optimizer
+from rlcore_megatron.training.residency import MegatronResidency
 from rlcore_megatron.training.train import Passes, reduce_totals
 from rlcore_megatron.weights.adapters import as_begun
 from rlcore_megatron.weights.adapters import attach as attach_adapters
@@ -39,7 +39,7 @@ from rlcore_megatron.weights.export import Exporter, one_after_the_other, shard
 from rlcore_torchkit.adapters.lora import Dropout
 from rlcore_torchkit.adapters.peft_directory import load_reference, save_reference
 from rlcore_torchkit.distributed.device import use_device
-from rlcore_torchkit.distributed.offload import reserved_bytes
+from rlcore_torchkit.distributed.residency import reserved_bytes
 from rlcore_torchkit.huggingface.hf_directory import BUCKET_BYTES
 from rlcore_torchkit.layers.routing_replay import check_routing
 from rlcore_torchkit.refit.shard_sender import ShardSender
@@ -103,13 +103,13 @@ class MegatronBackend:
         if adapters is not None:
             self._adapters = Exporter(policy, adapters, layout, self._groups)
             self._below = Exporter(policy, Names.of(self._hf), layout, self._groups, merges=False)
-        self.offloading = MegatronOffload(self._device, self.models, self._reference, self.optimizer)
+        self.residency = MegatronResidency(self._device, self.models, self._reference, self.optimizer)
 
     def _build_reference_alone(self) -> None:
         self.models, self._reference = [], self._make_reference()
         self.optimizer = self._rates = self._passes = self._exporter = self._adapters = self._below = self._begun = None
         self._gradients = self._head_exporter = None
-        self.offloading = MegatronOffload(self._device, [], self._reference, None)
+        self.residency = MegatronResidency(self._device, [], self._reference, None)
 
     def _make_reference(self) -> list[PolicyModel]:
         """This rank's parts of the frozen model."""
@@ -132,7 +132,7 @@ class MegatronBackend:
     def train_step(self, request: spi.TrainStepRequest) -> spi.TrainStepResult:
         self._check("train_step", request.weight_version)
         check_routing(request.microbatches, self._dims)
-        with self.offloading.gradients(), cuda_or_cpu(self._device.type):
+        with self.residency.gradients(), cuda_or_cpu(self._device.type):
             found: list[Tensor] = []
             totals = self._accumulate(request, found)
             stats = self._step_stats(totals, request.microbatches)
@@ -168,20 +168,20 @@ class MegatronBackend:
         return self._export(request)
 
     @spi.hookimpl
-    def offload(self, request: spi.OffloadRequest) -> spi.OffloadResult:
+    def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         self._gather_parameters()
-        return spi.OffloadResult(device_bytes=self.offloading.move(request), reserved_bytes=reserved_bytes(self._device))
+        return spi.SetResidencyResult(device_bytes=self.residency.move(request), reserved_bytes=reserved_bytes(self._device))
 
     @spi.hookimpl
     def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:
-        with self.offloading.resident(), cuda_or_cpu(self._device.type):
+        with self.residency.resident(), cuda_or_cpu(self._device.type):
             self._gather_parameters()
             hooks = {"resume": self._save_resume, "export": self.export_whole, "adapters": self._whole_adapters}
             return save_state(request, self._context, self.weight_version, **hooks)
 
     @spi.hookimpl
     def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
-        with self.offloading.resident(), cuda_or_cpu(self._device.type):
+        with self.residency.resident(), cuda_or_cpu(self._device.type):
             self.weight_version = checkpoint.load(request.directory, self.models, self.optimizer)
             self._begun = load_reference(request.directory) if self._adapters is not None else None
         return spi.LoadStateResult(weight_version=self.weight_version)
@@ -190,7 +190,7 @@ class MegatronBackend:
     def close(self, request: spi.CloseRequest) -> None:  # noqa: ARG002
         release_graphs(self.models)
         self._shard_sender.close()
-        del self.models, self._passes, self._reference, self.optimizer, self._rates, self._exporter, self.offloading
+        del self.models, self._passes, self._reference, self.optimizer, self._rates, self._exporter, self.residency
         del self._groups, self._adapters, self._below, self._gradients, self._head_exporter
         gc.collect()  # hooks on parameters and the head refer to what holds them
         with cuda_or_cpu(self._device.type):

@@ -96,8 +96,8 @@ class MlxGenerator:
         return spi.RefitResult(weight_version=request.weight_version, digests=digests)
 
     @spi.hookimpl
-    def offload(self, request: spi.OffloadRequest) -> spi.OffloadResult:  # noqa: ARG002 - one memory
-        return spi.OffloadResult(device_bytes=sum(weight.nbytes for weight in self.weights.values()))
+    def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:  # noqa: ARG002 - one memory
+        return spi.SetResidencyResult(device_bytes=sum(weight.nbytes for weight in self.weights.values()))
 
     @spi.hookimpl
     def close(self, request: spi.CloseRequest) -> None:  # noqa: ARG002 - the hook's form

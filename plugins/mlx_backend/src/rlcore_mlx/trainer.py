@@ -75,9 +75,9 @@ class MlxTrainer:
         return spi.WeightExport(weight_version=self.version, specs=specs, buckets=buckets, persistent=False)
 
     @spi.hookimpl
-    def offload(self, request: spi.OffloadRequest) -> spi.OffloadResult:  # noqa: ARG002 - one memory
+    def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:  # noqa: ARG002 - one memory
         held = [*self.state().values(), *(self.reference[1].values() if self.reference else ())]
-        return spi.OffloadResult(device_bytes=sum(tensor.nbytes for tensor in held))
+        return spi.SetResidencyResult(device_bytes=sum(tensor.nbytes for tensor in held))
 
     @spi.hookimpl
     def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:

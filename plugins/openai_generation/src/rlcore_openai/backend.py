@@ -50,10 +50,10 @@ class OpenAIBackend:
         raise spi.ContractError(f"refit: found weights of version {request.weight_version}; expected none, by an endpoint")
 
     @spi.hookimpl
-    def offload(self, request: spi.OffloadRequest) -> spi.OffloadResult:
+    def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         """Nothing of it is on a device here."""
         del request
-        return spi.OffloadResult(device_bytes=0)
+        return spi.SetResidencyResult(device_bytes=0)
 
     @spi.hookimpl
     def close(self, request: spi.CloseRequest) -> None:

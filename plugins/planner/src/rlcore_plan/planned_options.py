@@ -82,8 +82,8 @@ def _room(plan: RunPlan) -> _Room | str:
     trainer = _trainer_option(plan, on_part(whole, nodes, ranks, TRAINER_SHARE * memory, is_shared=True))
     if isinstance(trainer, str):
         return trainer
-    sleeps = recipe.offload.generator_sleeps and _has(plan.chosen["generator"], capabilities.OFFLOAD)
-    offload = recipe.offload.trainer if _has(plan.chosen["trainer"], capabilities.OFFLOAD) else "none"
+    sleeps = recipe.offload.generator_sleeps and _has(plan.chosen["generator"], capabilities.RESIDENCY)
+    offload = recipe.offload.trainer if _has(plan.chosen["trainer"], capabilities.RESIDENCY) else "none"
     free = generator_room(memory, trainer, offload, sleeps=sleeps)
     if free is None:
         return f'the plan of {plan.chosen["trainer"].label} does not say what stays with offload.trainer = "{offload}"'

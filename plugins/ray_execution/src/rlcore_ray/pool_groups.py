@@ -105,11 +105,11 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
         results = self.calls.together("token_figures", asked)
         return dispatch.join(batch, [results[leader] for leader in leaders])
 
-    def offload(self, request: spi.OffloadRequest) -> spi.OffloadResult:
+    def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         """Move what every rank holds; of what is left that of the rank with the most."""
         left = self.calls.together("move_trainer", [(self.model, request)] * len(self.calls.ranks))
         reserved = [each.reserved_bytes for each in left if each.reserved_bytes is not None]
-        return spi.OffloadResult(
+        return spi.SetResidencyResult(
             device_bytes=max(each.device_bytes for each in left), reserved_bytes=max(reserved, default=None)
         )
 
@@ -174,11 +174,11 @@ class PoolGenerator(_PoolGroup):
         """Generate what a feed brings until it ends, each prompt on the host with the least work under way."""
         PoolStream(self.engines, feed, self.beside).run(weight_version)
 
-    def offload(self, request: spi.OffloadRequest) -> spi.OffloadResult:
+    def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         """Move what every generator holds. Engines that are out take note of it, and nobody waits for them."""
         found = self.calls.outcomes_apart("move_generator", dict.fromkeys(self.hosts, (request,)))
         left: list[int] = self.calls.values(self.engines.moved(found))
-        return spi.OffloadResult(device_bytes=max(left, default=0))
+        return spi.SetResidencyResult(device_bytes=max(left, default=0))
 
     def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:
         """Write every generator's part."""

@@ -277,13 +277,13 @@ class Worker:
     def stream_standby(self) -> None:
         """Nothing: a rank that takes no part in the stream answers as long as it lives."""
 
-    def move_trainer(self, model: TrainedModel, request: spi.OffloadRequest) -> spi.OffloadResult:
+    def move_trainer(self, model: TrainedModel, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         """Move what a trainer holds; returns what is left on the device."""
-        return self._trainer_handle(model).offload(request)
+        return self._trainer_handle(model).set_residency(request)
 
-    def move_generator(self, request: spi.OffloadRequest) -> int:
+    def move_generator(self, request: spi.SetResidencyRequest) -> int:
         """Bytes left on the device."""
-        return self._generator_handle().offload(request).device_bytes
+        return self._generator_handle().set_residency(request).device_bytes
 
     def save_trainer(self, model: TrainedModel, request: spi.SaveStateRequest) -> tuple[str, ...]:
         """The files that this rank wrote."""

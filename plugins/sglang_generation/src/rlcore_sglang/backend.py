@@ -79,7 +79,7 @@ class SglangBackend:
         return spi.RefitResult(weight_version=request.weight_version, digests=held.digests)
 
     @spi.hookimpl
-    def offload(self, request: spi.OffloadRequest) -> spi.OffloadResult:
+    def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         """Free weights and KV cache on a GPU, or take their memory back; on a CPU both places are one. An engine that fails in
         it, or has ended before, is where it is asked to be once the next refit has started it anew."""
         places = {"weights": request.weights, "kv_cache": request.state}
@@ -93,7 +93,7 @@ class SglangBackend:
         else:
             places = dict.fromkeys(places, "device")
         sizes = {"weights": self._weight_bytes, "kv_cache": self._cache_bytes}
-        return spi.OffloadResult(device_bytes=sum(sizes[part] for part, place in places.items() if place == "device"))
+        return spi.SetResidencyResult(device_bytes=sum(sizes[part] for part, place in places.items() if place == "device"))
 
     @spi.hookimpl
     def close(self, request: spi.CloseRequest) -> None:

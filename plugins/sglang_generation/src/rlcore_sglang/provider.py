@@ -33,7 +33,7 @@ PROVIDER = Provider(
     priority=50,
     capabilities={
         capabilities.STREAMING,
-        capabilities.OFFLOAD,
+        capabilities.RESIDENCY,
         capabilities.DISCARD_WEIGHTS,
         capabilities.OWN_WEIGHTS,
         "refit.shared_memory",

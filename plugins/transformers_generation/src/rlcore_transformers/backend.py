@@ -90,7 +90,7 @@ class TransformersBackend:
         return spi.RefitResult(weight_version=request.weight_version, digests=digests)
 
     @spi.hookimpl
-    def offload(self, request: spi.OffloadRequest) -> spi.OffloadResult:
+    def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         """Move the weights, or let go of them; free the cache on "host". It is allocated again by the next generate."""
         if request.discard_weights:
             self._decoder.unbind()
@@ -105,7 +105,7 @@ class TransformersBackend:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         cache_bytes = 0 if self._cache is None else self._cache.num_bytes
-        return spi.OffloadResult(device_bytes=self._weights.num_bytes(self._device) + cache_bytes)
+        return spi.SetResidencyResult(device_bytes=self._weights.num_bytes(self._device) + cache_bytes)
 
     @spi.hookimpl
     def close(self, request: spi.CloseRequest) -> None:

@@ -15,7 +15,7 @@ PROVIDER = Provider(
         capabilities.SAMPLING_MASK,
         capabilities.OWN_WEIGHTS,
         capabilities.ADAPTER_REFIT,
-        capabilities.OFFLOAD,
+        capabilities.RESIDENCY,
         capabilities.DISCARD_WEIGHTS,
         capabilities.PROCESS_CHANNELS,
         capabilities.IN_PROCESS,

@@ -140,7 +140,7 @@ class VllmBackend:
         )
 
     @spi.hookimpl
-    def offload(self, request: spi.OffloadRequest) -> spi.OffloadResult:
+    def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         """Put the engines to sleep or wake them, wholly or in part. The KV cache is not kept; weights are, unless discarded.
         Engines that are starting are not waited for, and one that fails is started anew."""
         weights, cache = request.weights == "device", request.state == "device"
@@ -149,7 +149,7 @@ class VllmBackend:
         num_starts = list(self._num_starts)
         moves = self._placement.move(weights=weights, cache=cache, discard_weights=request.discard_weights)
         self._start_anew({one for one, move in moves.items() if isinstance(move.exception(), spi.WorkerError)}, num_starts)
-        return spi.OffloadResult(device_bytes=sum(move.result() for move in moves.values()))
+        return spi.SetResidencyResult(device_bytes=sum(move.result() for move in moves.values()))
 
     @spi.hookimpl
     def close(self, request: spi.CloseRequest) -> None:

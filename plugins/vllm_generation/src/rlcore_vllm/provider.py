@@ -45,7 +45,7 @@ PROVIDER = Provider(
     priority=80,
     capabilities={
         *capabilities.SAMPLING,
-        capabilities.OFFLOAD,
+        capabilities.RESIDENCY,
         capabilities.DISCARD_WEIGHTS,
         capabilities.STREAMING,
         capabilities.CONTINUOUS,

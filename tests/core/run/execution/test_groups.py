@@ -22,11 +22,11 @@ from rlcore.spi import (
     LogprobsRequest,
     LossSpec,
     ModelSpec,
-    OffloadRequest,
     RankInfo,
     RefitRequest,
     SamplingParams,
     SaveStateRequest,
+    SetResidencyRequest,
     TokenBatch,
     TrainerContext,
     TrainStepRequest,
@@ -188,15 +188,15 @@ def test_a_trainer_that_keeps_no_place_in_the_schedule_is_told_its_version() -> 
 
 def test_a_group_of_one_is_its_backend(tmp_path: Path) -> None:
     group = trainer()
-    assert group.has(capabilities.OFFLOAD)
+    assert group.has(capabilities.RESIDENCY)
     assert not group.has(capabilities.MULTI_RANK)
     assert group.is_usable
     group.train_step(minibatch(batch_of([3]), [0]), LOSS, 0, bounds={}, logprobs=False)
     assert group.save_state(SaveStateRequest(directory=tmp_path, kind="resume")).files
     other = trainer()
     assert other.load_state(LoadStateRequest(directory=tmp_path)).weight_version == 1
-    resident, asleep = (OffloadRequest(weights=place, state=place) for place in ("device", "host"))
-    assert group.offload(asleep).device_bytes <= group.offload(resident).device_bytes
+    resident, asleep = (SetResidencyRequest(weights=place, state=place) for place in ("device", "host"))
+    assert group.set_residency(asleep).device_bytes <= group.set_residency(resident).device_bytes
     group.handle.close()
     assert not group.is_usable
 

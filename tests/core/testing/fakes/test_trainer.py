@@ -9,11 +9,11 @@ from rlcore.spi import (
     LogprobsRequest,
     LossSpec,
     ModelSpec,
-    OffloadRequest,
     RaggedTokens,
     RankInfo,
     RefitRequest,
     SamplingParams,
+    SetResidencyRequest,
     TokenBatch,
     TrainerContext,
     TrainStepRequest,
@@ -75,7 +75,7 @@ def test_instant_fakes_agree_on_the_uniform_distribution():
 def test_bytes_on_a_device_are_those_not_moved_to_the_host():
     trainer = open_trainer(FakeTrainerConfig(), device="cuda")
     held = {
-        (weights, state): trainer.offload(OffloadRequest(weights=weights, state=state)).device_bytes
+        (weights, state): trainer.set_residency(SetResidencyRequest(weights=weights, state=state)).device_bytes
         for weights in ("device", "host")
         for state in ("device", "host")
     }
@@ -85,7 +85,7 @@ def test_bytes_on_a_device_are_those_not_moved_to_the_host():
     assert held[("host", "device")] == num_weights * 2 * 8
     assert held[("host", "host")] == 0
     on_cpu = open_trainer(FakeTrainerConfig())
-    assert on_cpu.offload(OffloadRequest(weights="host", state="host")).device_bytes == num_weights * 24
+    assert on_cpu.set_residency(SetResidencyRequest(weights="host", state="host")).device_bytes == num_weights * 24
 
 
 def test_float32_exports_share_memory_and_others_do_not():

@@ -29,7 +29,7 @@ class _Shared:
     """A storage that receivers map.
 
     An alias that owns nothing is shared in its place: torch ties a count of references to what it shares, one more each time,
-    and would keep the trainer's memory from being freed and moved as offload asks for. It is made without Python's help,
+    and would keep the trainer's memory from being freed and moved as residency asks for. It is made without Python's help,
     since torch frees what a dead receiver has not released when the interpreter is gone already.
     """
 

@@ -8,8 +8,8 @@ from attrs import evolve, frozen
 from rlcore.gpu import Device
 from rlcore.registry.discovery import Entry
 from rlcore.run.execution.backend_plan import BackendPlan
-from rlcore.run.execution.offload import room_beside_critic, room_for_generator
-from rlcore.spi import GeneratorContext, OffloadRequest, RankInfo, TrainerContext
+from rlcore.run.execution.residency import room_beside_critic, room_for_generator
+from rlcore.spi import GeneratorContext, RankInfo, SetResidencyRequest, TrainerContext
 from rlcore.spi.cluster import ClusterConfig
 from rlcore.spi.execution import TextDecoder
 
@@ -23,7 +23,7 @@ class TrainerArguments:
     """The section of the trainer's plugin."""
     capabilities: frozenset[str]
     """Capabilities of the trainer's plugin, as configured."""
-    room: OffloadRequest | None
+    room: SetResidencyRequest | None
     """Where its memory is while a generator starts on the same device; None where that need not care."""
 
     def on(self, rank_info: RankInfo) -> "TrainerArguments":

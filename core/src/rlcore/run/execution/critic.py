@@ -6,7 +6,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from rlcore import spi
-from rlcore.run.execution.critic_offload import CriticOffload
+from rlcore.run.execution.critic_residency import CriticResidency
 from rlcore.run.protocols import LoopPosition
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.train_step.metrics import training_metrics
@@ -18,7 +18,7 @@ class Critic:
     """A second trainer, whose model tells values in place of tokens. Its version is the loop position's `critic_version`."""
 
     group: TrainerGroup
-    offloading: CriticOffload
+    residency: CriticResidency
     clock: PhaseClock
     num_warmup_updates: int
     """Planned updates that come before the policy's first."""
@@ -26,7 +26,7 @@ class Critic:
     def score(self, samples: spi.RolloutBatch, position: LoopPosition) -> spi.RolloutBatch:
         """The samples with the column `values`, told by the present critic, of whatever age the tokens are."""
         batch = samples.batch
-        with self.offloading.working(), self.clock.phase("logprobs"):
+        with self.residency.working(), self.clock.phase("logprobs"):
             values = self.group.values(batch, np.arange(batch.num_sequences), position.critic_version)
         return evolve(samples, batch=batch.with_token_column(spi.VALUES, values))
 
@@ -42,7 +42,7 @@ class Critic:
         if training.critic_loss is None:
             return {}
         results = []
-        with self.offloading.working():
+        with self.residency.working():
             for minibatch in minibatches:
                 planned = minibatch.schedule_step + self.num_warmup_updates
                 with self.clock.phase("train"):

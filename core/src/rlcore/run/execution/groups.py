@@ -45,9 +45,9 @@ class InProcessGroup(Generic[HandleT]):
         """Return whether the provider declares a capability."""
         return self.handle.has(capability)
 
-    def offload(self, request: spi.OffloadRequest) -> spi.OffloadResult:
+    def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         """Move what the backend holds to the host or to the device."""
-        return self.handle.offload(request)
+        return self.handle.set_residency(request)
 
     def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:
         """Write the backend's state."""

@@ -13,8 +13,8 @@ from rlcore.run.execution.arguments import BackendArguments
 from rlcore.run.execution.backend_plan import BackendPlan
 from rlcore.run.execution.context import ExecutionContext
 from rlcore.run.execution.groups import InProcessGenerator, InProcessTrainer
-from rlcore.run.execution.offload import make_room
 from rlcore.run.execution.plugins import LoadedPlugins
+from rlcore.run.execution.residency import make_room
 from rlcore.run.execution.shutdown import closed_after
 from rlcore.spi import ObserverContext, RankInfo, RefitRequest
 from rlcore.spi.cluster import ClusterConfig

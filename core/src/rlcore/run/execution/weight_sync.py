@@ -7,8 +7,8 @@ from attrs import frozen
 
 from rlcore.run.execution.backend_plan import BackendPlan
 from rlcore.run.execution.critic import Critic
-from rlcore.run.execution.offload import DeviceSharing
 from rlcore.run.execution.refit import Refitter
+from rlcore.run.execution.residency import Residency
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.protocols import ResultT, WeightSync, nothing
 from rlcore.run.report.progress import Progress
@@ -28,15 +28,15 @@ def weight_sync_of(
     refitter = Refitter.of(plan, backends, clock, progress)
     if refitter is None:
         return WeightSync()
-    offloading = DeviceSharing.of(
+    residency = Residency.of(
         plan,
         backends.trainer,
         refitter.generator,
         clock,
-        move_critic=nothing if critic is None else critic.offloading.make_room,
-        critic_moves=critic is not None and critic.offloading.moves,
+        move_critic=nothing if critic is None else critic.residency.make_room,
+        critic_moves=critic is not None and critic.residency.moves,
     )
-    return GeneratorSync(refitter=refitter, offloading=offloading, guard=guard)
+    return GeneratorSync(refitter=refitter, residency=residency, guard=guard)
 
 
 @frozen(kw_only=True, eq=False)
@@ -44,17 +44,17 @@ class GeneratorSync(WeightSync):
     """A generator beside the trainer. Interrupts are deferred in a refit: half-moved memory cannot be saved."""
 
     refitter: Refitter
-    offloading: DeviceSharing
+    residency: Residency
     guard: InterruptGuard
 
     def to_training(self) -> None:
         """See WeightSync."""
-        if self.offloading.to_training():
+        if self.residency.to_training():
             self.forget()
 
     def make_room_to_save(self) -> None:
         """See WeightSync."""
-        if self.offloading.trainer_leaves:
+        if self.residency.trainer_leaves:
             self.to_training()
 
     def forget(self) -> None:
@@ -66,7 +66,7 @@ class GeneratorSync(WeightSync):
         if self.refitter.version != weight_version:
             before_change()
         with self.guard.deferred():
-            self.offloading.to_generation(self.refitter, weight_version)
+            self.residency.to_generation(self.refitter, weight_version)
 
     def generating(
         self, generate: Callable[[], ResultT], weight_version: int, *, before_change: Callable[[], None] = nothing
@@ -76,4 +76,4 @@ class GeneratorSync(WeightSync):
 
     def take_metrics(self) -> dict[str, float]:
         """See WeightSync."""
-        return self.offloading.metrics | self.refitter.take_metrics()
+        return self.residency.metrics | self.refitter.take_metrics()

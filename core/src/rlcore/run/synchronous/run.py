@@ -17,8 +17,8 @@ from rlcore.registry.discovery import Entry, Registry
 from rlcore.run.data.prompt_stream import PromptStream
 from rlcore.run.execution.groups import InProcessGenerator, InProcessTrainer
 from rlcore.run.execution.in_process import InProcessRoute
-from rlcore.run.execution.offload import DeviceSharing
 from rlcore.run.execution.refit import Refitter
+from rlcore.run.execution.residency import Residency
 from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.execution.weight_sync import GeneratorSync
 from rlcore.run.interrupt import InterruptGuard
@@ -204,7 +204,7 @@ class SynchronousRun:
             clock=clock,
             progress=progress,
         )
-        offloading = DeviceSharing(
+        residency = Residency(
             trainer=backends.trainer,
             generator=backends.generator,
             generator_sleeps=False,
@@ -216,7 +216,7 @@ class SynchronousRun:
             critic_moves=False,
             metrics={},
         )
-        return GeneratorSync(refitter=refitter, offloading=offloading, guard=guard)
+        return GeneratorSync(refitter=refitter, residency=residency, guard=guard)
 
     @property
     def _model(self) -> spi.ModelSpec:

@@ -7,7 +7,7 @@ from pathlib import Path
 from attrs import frozen
 
 from rlcore.run.execution.critic import Critic
-from rlcore.run.execution.critic_offload import CriticOffload
+from rlcore.run.execution.critic_residency import CriticResidency
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.loop import Loop
 from rlcore.run.plan.collector import LoopContext, OnTokens
@@ -146,7 +146,7 @@ def critic_of(plan: RunPlan, backends: Backends, clock: PhaseClock) -> Critic | 
         return None
     return Critic(
         group=backends.critic,
-        offloading=CriticOffload.of(plan, backends.critic, clock),
+        residency=CriticResidency.of(plan, backends.critic, clock),
         clock=clock,
         num_warmup_updates=plan.critic_warmup_steps * plan.recipe.training.minibatches_per_step,
     )

@@ -13,21 +13,21 @@ from rlcore.spi import (
     GenerateRequest,
     GenerateResult,
     GeneratorContext,
-    OffloadRequest,
-    OffloadResult,
     RefitError,
     RefitRequest,
     RefitResult,
     SamplingMask,
     SamplingParams,
+    SetResidencyRequest,
+    SetResidencyResult,
     StreamRequest,
     StreamResult,
     hookimpl,
     tensor_digest,
 )
 from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array, offsets_of
-from rlcore.testing.fakes.offload import count_offload
 from rlcore.testing.fakes.policy import NAMES, TRANSITION, Float64Array, log_softmax, logits, make_weights
+from rlcore.testing.fakes.residency import count_residency
 from rlcore.testing.fakes.tokenizer import VOCABULARY_SIZE, FakeTokenizer
 
 OWN_SCALE = 1.2
@@ -125,11 +125,11 @@ class FakeGenerator:
         return RefitResult(weight_version=self.weight_version, digests=digests)
 
     @hookimpl
-    def offload(self, request: OffloadRequest) -> OffloadResult:
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
         """Count the bytes that would be left on the device; there is no cache."""
         if request.discard_weights:
             self.weights, self.weight_version = {}, -1
-        return count_offload(
+        return count_residency(
             self.rank_info, request, weight_bytes=sum(value.nbytes for value in self.weights.values()), state_bytes=0
         )
 

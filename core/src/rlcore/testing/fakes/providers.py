@@ -27,7 +27,7 @@ FAKE_TRAINER = Provider(
         capabilities.SCHEDULE_STEP,
         capabilities.SAMPLING_MASK_REPLAY,
         capabilities.VALUE_HEAD,
-        capabilities.OFFLOAD,
+        capabilities.RESIDENCY,
         capabilities.IN_PROCESS,
     },
 )
@@ -45,7 +45,7 @@ FAKE_GENERATOR = Provider(
         capabilities.IN_FLIGHT_REFIT,
         capabilities.SAMPLING_MASK,
         capabilities.OWN_WEIGHTS,
-        capabilities.OFFLOAD,
+        capabilities.RESIDENCY,
         capabilities.DISCARD_WEIGHTS,
         capabilities.IN_PROCESS,
     },

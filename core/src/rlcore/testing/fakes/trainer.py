@@ -29,10 +29,10 @@ from rlcore.spi import (
     LossOutput,
     NamedTensor,
     NonFiniteError,
-    OffloadRequest,
-    OffloadResult,
     SaveStateRequest,
     SaveStateResult,
+    SetResidencyRequest,
+    SetResidencyResult,
     TensorSpec,
     TokenBatch,
     TrainerContext,
@@ -47,8 +47,8 @@ from rlcore.spi import (
     tensor_digest,
 )
 from rlcore.spi.arrays import Float32Array
-from rlcore.testing.fakes.offload import count_offload
 from rlcore.testing.fakes.policy import Contexts, Float64Array, Forward, Weights, make_weights
+from rlcore.testing.fakes.residency import count_residency
 from rlcore.testing.fakes.tokenizer import VOCABULARY_SIZE
 from rlcore.testing.fakes.values import ValueForward, make_value_weights
 
@@ -154,12 +154,12 @@ class FakeTrainer:
         )
 
     @hookimpl
-    def offload(self, request: OffloadRequest) -> OffloadResult:
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
         """Count the bytes that would be left on the device."""
         copies = 1 if self.reference is None or self.reference is self.weights else 2
         weight_bytes = copies * sum(value.nbytes for value in self.weights.values())
         state_bytes = sum(first.nbytes + second.nbytes for first, second in self.moments.values())
-        return count_offload(self.rank_info, request, weight_bytes=weight_bytes, state_bytes=state_bytes)
+        return count_residency(self.rank_info, request, weight_bytes=weight_bytes, state_bytes=state_bytes)
 
     @hookimpl
     def save_state(self, request: SaveStateRequest) -> SaveStateResult:

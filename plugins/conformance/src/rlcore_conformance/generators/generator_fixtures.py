@@ -16,12 +16,12 @@ from rlcore.spi import (
     GenerateResult,
     GeneratorContext,
     ModelSpec,
-    OffloadRequest,
     Provider,
     RaggedTokens,
     RankInfo,
     RefitRequest,
     SamplingParams,
+    SetResidencyRequest,
     WeightExport,
     capabilities,
 )
@@ -146,8 +146,8 @@ class GeneratorUnderTest:
 
     def move(self, weights: Place, state: Place, *, discard_weights: bool = False) -> int:
         """Move weights and cache to "device" or "host"; the bytes that it then holds on the device."""
-        request = OffloadRequest(weights=weights, state=state, discard_weights=discard_weights)
-        return self.handle.offload(request).device_bytes
+        request = SetResidencyRequest(weights=weights, state=state, discard_weights=discard_weights)
+        return self.handle.set_residency(request).device_bytes
 
     def wake_and_refit(self, weights: Mapping[str, Any], weight_version: int) -> None:
         """Wake a generator that takes turns with a trainer on a device: a refit comes before its cache."""

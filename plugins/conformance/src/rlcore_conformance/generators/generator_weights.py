@@ -150,7 +150,7 @@ class GeneratorWeights(GeneratorFixtures):
         self, generator: GeneratorUnderTest, policy: ReferencePolicy, weights: WeightSets, question: Question, device: Device
     ) -> None:
         """The weights come back, and may be refitted while the cache is away. What is said to be left on a device shrinks."""
-        generator.require(capabilities.OFFLOAD)
+        generator.require(capabilities.RESIDENCY)
         before = generator.generate(question)
         resident, moved = generator.move("device", "device"), generator.move("host", "host")
         # What is left may be a workspace that is larger than this small model: then what has gone counts.
@@ -168,7 +168,7 @@ class GeneratorWeights(GeneratorFixtures):
         self, generator: GeneratorUnderTest, reference: Reference, weights: WeightSets, question: Question
     ) -> None:
         """A trainer and a generator that take turns on a device do this in every step."""
-        generator.require(capabilities.OFFLOAD)
+        generator.require(capabilities.RESIDENCY)
         generator.generate(question)
         generator.move("host", "host")
         generator.wake_and_refit(weights[1], 1)

@@ -21,11 +21,11 @@ from rlcore.spi import (
     LogprobsRequest,
     LossSpec,
     ModelSpec,
-    OffloadRequest,
     OptimizerSpec,
     Provider,
     RankInfo,
     SaveStateRequest,
+    SetResidencyRequest,
     TokenBatch,
     TrainerContext,
     TrainStepRequest,
@@ -154,7 +154,7 @@ class TrainerUnderTest:
 
     def move(self, weights: Place, state: Place) -> int:
         """Move weights and optimizer to "device" or "host"; the bytes that it then holds on the device."""
-        return self.handle.offload(OffloadRequest(weights=weights, state=state)).device_bytes
+        return self.handle.set_residency(SetResidencyRequest(weights=weights, state=state)).device_bytes
 
     def entropy(self, batch: TokenBatch, weight_version: int, temperature: float) -> Float32Array:
         """Entropies of one batch."""

@@ -163,7 +163,7 @@ class TrainerLifecycle(TrainerFixtures):
     ) -> None:
         """Log-probabilities and exports work with the optimizer on the host, saving and loading with all of it; the step after
         is the step without the moves."""
-        require(provider, capabilities.OFFLOAD)
+        require(provider, capabilities.RESIDENCY)
         with open_trainer() as trainer:
             trainer.step((baseline_run.batch,), 0)
             before, (logprobs,) = trainer.weights(1), trainer.logprobs((baseline_run.other,), 1)
@@ -190,7 +190,7 @@ class TrainerLifecycle(TrainerFixtures):
     ) -> None:
         """The reference stays the same through sleep, updates, log-probabilities of the policy, exports, saving and loading."""
         trainer.require(capabilities.REFERENCE_POLICY)
-        trainer.require(capabilities.OFFLOAD)
+        trainer.require(capabilities.RESIDENCY)
         (initial,) = trainer.logprobs((batch,), 0, model="reference")
         for version in range(2):
             for places in (ON_HOST, ON_DEVICE):
@@ -281,7 +281,7 @@ class TrainerLifecycle(TrainerFixtures):
         with open_trainer(needs_policy=False) as trainer:
             np.testing.assert_array_equal(trainer.logprobs((batch,), model="reference")[0], expected)
             alone = trainer.move(*ON_DEVICE)
-            if capabilities.OFFLOAD in provider.capabilities:
+            if capabilities.RESIDENCY in provider.capabilities:
                 trainer.move(*ON_HOST)
                 trainer.move(*ON_DEVICE)
             np.testing.assert_array_equal(trainer.logprobs((batch,), model="reference")[0], expected)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from rlcore.spi import ContractError, DraftCounts, RlcoreError, WorkerError
 from rlcore_torchkit.generation import FinishedSample
-from rlcore_vllm.engines import offload, versions
+from rlcore_vllm.engines import residency, versions
 from rlcore_vllm.engines.draft_counter import DraftCounter
 from rlcore_vllm.engines.environment import RunningEngine
 from rlcore_vllm.engines.explain import explain
@@ -99,7 +99,7 @@ class Engine:
         the update before, None where no tokens are guessed."""
         return self._submit(lambda: self._resume(weight_version))
 
-    def offload(self, *, weights: bool, cache: bool, discard_weights: bool) -> Future[int]:
+    def set_residency(self, *, weights: bool, cache: bool, discard_weights: bool) -> Future[int]:
         """Return whether weights and KV cache are on the device; returns the bytes that are. Nothing may be generating."""
         return self._submit(lambda: self._move(weights, cache, discard_weights))
 
@@ -284,13 +284,13 @@ class Engine:
 
     def _move(self, weights: bool, cache: bool, discard_weights: bool) -> int:
         if self._samples or self._ended:
-            raise ContractError("offload: found samples in the making; expected none. Let generate return first")
+            raise ContractError("set_residency: found samples in the making; expected none. Let generate return first")
         if self._recorder is not None and not cache:
             self._recorder.release()
-        offload.move(self._llm, weights=weights, cache=cache, discard_weights=discard_weights)
+        residency.move(self._llm, weights=weights, cache=cache, discard_weights=discard_weights)
         if self._recorder is not None and cache:
             self._recorder.reserve()
-        measure = partial(offload.held_bytes, in_process=self._settings.in_process)
+        measure = partial(residency.held_bytes, in_process=self._settings.in_process)
         # In a process of its own, what the recorder holds is measured with all else.
         recorded = self._recorder.device_bytes if self._recorder is not None and self._settings.in_process else 0
         return recorded + sum(self._llm.collective_rpc(measure))

@@ -57,7 +57,9 @@ class DevicePlacement:
 
     def _moved(self, engines: Iterable[int], discard_weights: bool) -> dict[int, Future[int]]:
         moves = {
-            engine: self._replicas[engine].offload(weights=self._weights, cache=self._cache, discard_weights=discard_weights)
+            engine: self._replicas[engine].set_residency(
+                weights=self._weights, cache=self._cache, discard_weights=discard_weights
+            )
             for engine in engines
         }
         wait(moves.values())

@@ -71,8 +71,8 @@ class Host:
     def end_update(self, weight_version: int) -> DraftCounts | None:
         return self._engine.end_update(weight_version).result()
 
-    def offload(self, weights: bool, cache: bool, discard_weights: bool) -> int:
-        return self._engine.offload(weights=weights, cache=cache, discard_weights=discard_weights).result()
+    def set_residency(self, weights: bool, cache: bool, discard_weights: bool) -> int:
+        return self._engine.set_residency(weights=weights, cache=cache, discard_weights=discard_weights).result()
 
     def restart(self) -> None:
         """Another engine in this process, which spares it the imports."""

@@ -48,9 +48,9 @@ class Replica(ABC):
         update before, None where no tokens are guessed."""
         return self._submit("end_update", weight_version)
 
-    def offload(self, *, weights: bool, cache: bool, discard_weights: bool) -> Future[int]:
+    def set_residency(self, *, weights: bool, cache: bool, discard_weights: bool) -> Future[int]:
         """Put weights and KV cache on the device or take them off it; returns the bytes that are there then."""
-        return self._submit("offload", weights=weights, cache=cache, discard_weights=discard_weights)
+        return self._submit("set_residency", weights=weights, cache=cache, discard_weights=discard_weights)
 
     @abstractmethod
     def restart(self) -> None:

@@ -45,8 +45,8 @@ class NewPlugin:
         return spi.RefitResult(weight_version=request.weight_version, digests=digests)
 
     @spi.hookimpl
-    def offload(self, request):
-        return spi.OffloadResult(device_bytes=sum(weight.nbytes for weight in self.weights.values()))
+    def set_residency(self, request):
+        return spi.SetResidencyResult(device_bytes=sum(weight.nbytes for weight in self.weights.values()))
 
     @spi.hookimpl
     def close(self, request):

@@ -75,8 +75,8 @@ class NewPlugin:
         return spi.WeightExport(weight_version=self.version, specs=tuple(specs), buckets=buckets, persistent=kept)
 
     @spi.hookimpl
-    def offload(self, request):
-        return spi.OffloadResult(device_bytes=sum(tensor.nbytes for tensor in self.state.values()))
+    def set_residency(self, request):
+        return spi.SetResidencyResult(device_bytes=sum(tensor.nbytes for tensor in self.state.values()))
 
     @spi.hookimpl
     def save_state(self, request):

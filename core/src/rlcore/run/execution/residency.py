@@ -10,19 +10,19 @@ from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.execution.backend_plan import BackendPlan
 from rlcore.run.execution.refit import Refitter
 from rlcore.run.report.timing import PhaseClock
-from rlcore.spi import OffloadRequest, capabilities
+from rlcore.spi import SetResidencyRequest, capabilities
 from rlcore.spi.execution import GeneratorGroup, TrainerGroup
-from rlcore.spi.lifecycle import ON_DEVICE
+from rlcore.spi.lifecycle import RESIDENT
 
 GIB = 2**30
 
 
-def room_for_generator(prepared: BackendPlan) -> OffloadRequest | None:
+def room_for_generator(prepared: BackendPlan) -> SetResidencyRequest | None:
     """Where the trainer's memory is while the generator starts; None where that need not care."""
     return _room(prepared, prepared.recipe.offload.trainer)
 
 
-def room_beside_critic(prepared: BackendPlan) -> OffloadRequest | None:
+def room_beside_critic(prepared: BackendPlan) -> SetResidencyRequest | None:
     """Where the critic's memory is while the generator starts; None where that need not care."""
     return _room(prepared, offload_of_critic(prepared))
 
@@ -34,25 +34,27 @@ def offload_of_critic(prepared: BackendPlan) -> Offload:
     return max(alone, prepared.recipe.offload.trainer, key=order.index)
 
 
-def _room(prepared: BackendPlan, offload: Offload) -> OffloadRequest | None:
+def _room(prepared: BackendPlan, offload: Offload) -> SetResidencyRequest | None:
     if not prepared.shares_devices or not (prepared.recipe.offload.generator_sleeps or offload != "none"):
         return None
     return idle_trainer(offload)
 
 
-def idle_trainer(offload: Offload) -> OffloadRequest:
+def idle_trainer(offload: Offload) -> SetResidencyRequest:
     """Where a trainer's memory is while another works on its device."""
-    return OffloadRequest(weights="host" if offload == "all" else "device", state="device" if offload == "none" else "host")
+    return SetResidencyRequest(
+        weights="host" if offload == "all" else "device", state="device" if offload == "none" else "host"
+    )
 
 
-def make_room(trainer: TrainerHandle, room: OffloadRequest | None) -> None:
+def make_room(trainer: TrainerHandle, room: SetResidencyRequest | None) -> None:
     """Make the trainer free memory before a generator starts beside it: at the least what it holds unused."""
-    if room is not None and trainer.has(capabilities.OFFLOAD):
-        trainer.offload(room)
+    if room is not None and trainer.has(capabilities.RESIDENCY):
+        trainer.set_residency(room)
 
 
 @define(kw_only=True, eq=False)
-class DeviceSharing:
+class Residency:
     """Trainer and generator take turns in a device's memory. The generator wakes in two stages, since the
     weights that it receives have to be somewhere before the memory for its cache is free."""
 
@@ -82,15 +84,15 @@ class DeviceSharing:
         *,
         move_critic: Callable[[], None],
         critic_moves: bool,
-    ) -> "DeviceSharing":
+    ) -> "Residency":
         """A plan's: one that never moves unless the two share a GPU's memory and the recipe wants them to take turns."""
         options, shares = plan.recipe.offload, plan.shares_devices
-        moves = trainer.has(capabilities.OFFLOAD)
+        moves = trainer.has(capabilities.RESIDENCY)
         offloads = options.trainer if shares and moves else "none"
         return cls(
             trainer=trainer,
             generator=generator,
-            generator_sleeps=shares and options.generator_sleeps and generator.has(capabilities.OFFLOAD),
+            generator_sleeps=shares and options.generator_sleeps and generator.has(capabilities.RESIDENCY),
             offload_trainer=offloads,
             trainer_moves=moves,
             clock=clock,
@@ -115,13 +117,13 @@ class DeviceSharing:
         if self.turn == "training" or not self.moves:
             return False
         discards = self.generator_sleeps and self.generator.has(capabilities.DISCARD_WEIGHTS)
-        with self.clock.phase("offload"):
+        with self.clock.phase("residency"):
             if self.generator_sleeps:
-                asleep = OffloadRequest(weights="host", state="host", discard_weights=discards)
-                left = self.generator.offload(asleep).device_bytes
+                asleep = SetResidencyRequest(weights="host", state="host", discard_weights=discards)
+                left = self.generator.set_residency(asleep).device_bytes
                 self.metrics["memory/generator_asleep_gib"] = left / GIB
             if self.offload_trainer != "none":
-                self.trainer.offload(ON_DEVICE)
+                self.trainer.set_residency(RESIDENT)
         self.turn = "training"
         return discards
 
@@ -133,20 +135,20 @@ class DeviceSharing:
             refitter.refit(weight_version)
             return
         self.move_critic()
-        with self.clock.phase("offload"):
+        with self.clock.phase("residency"):
             self._make_room(evolve(idle_trainer(self.offload_trainer), weights="device"))
             if self.generator_sleeps:
-                self.generator.offload(OffloadRequest(weights="device", state="host"))
+                self.generator.set_residency(SetResidencyRequest(weights="device", state="host"))
         refitter.refit(weight_version)
-        with self.clock.phase("offload"):
+        with self.clock.phase("residency"):
             self._make_room(idle_trainer(self.offload_trainer))
             if self.generator_sleeps:
-                self.generator.offload(ON_DEVICE)
+                self.generator.set_residency(RESIDENT)
         self.turn = "generation"
 
-    def _make_room(self, request: OffloadRequest) -> None:
+    def _make_room(self, request: SetResidencyRequest) -> None:
         """Even where nothing is offloaded, the trainer then gives back what its allocator holds without using it."""
         if self.trainer_moves:
-            left = self.trainer.offload(request)
+            left = self.trainer.set_residency(request)
             taken = left.device_bytes if left.reserved_bytes is None else left.reserved_bytes
             self.metrics["memory/trainer_idle_gib"] = taken / GIB

@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from rlcore_torchkit.testing.models import make_model
-from rlcore_vllm.engines import offload
-from rlcore_vllm.engines.offload import held_bytes, move
+from rlcore_vllm.engines import residency
+from rlcore_vllm.engines.residency import held_bytes, move
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
@@ -47,8 +47,8 @@ def moved(monkeypatch):
         executor.sleeping_tags = set(tags)
         discarded.append(discard_weights)
 
-    monkeypatch.setattr(offload.versions, "drop_caches", dropped.append)
-    monkeypatch.setattr(offload.versions, "put_to_sleep", put_to_sleep)
+    monkeypatch.setattr(residency.versions, "drop_caches", dropped.append)
+    monkeypatch.setattr(residency.versions, "put_to_sleep", put_to_sleep)
 
     def run(device, asleep, **options):
         executor = Executor(asleep)

@@ -11,15 +11,15 @@ from attrs import evolve
 from megatron_checkpoint_cases import BATCHES, SPEC, assert_equal, load, save, state_of, step
 from megatron_support import exported, make_backend, make_batch, step_request
 
-from rlcore.spi import BoundError, CloseRequest, LogprobsRequest, OffloadRequest
+from rlcore.spi import BoundError, CloseRequest, LogprobsRequest, SetResidencyRequest
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.setup.config import MegatronConfig
-from rlcore_torchkit.distributed.offload import num_bytes
+from rlcore_torchkit.distributed.residency import num_bytes
 from rlcore_torchkit.testing.models import make_model
 
-ON_DEVICE = OffloadRequest(weights="device", state="device")
-ON_HOST = OffloadRequest(weights="host", state="host")
-STATE_ON_HOST = OffloadRequest(weights="device", state="host")
+ON_DEVICE = SetResidencyRequest(weights="device", state="device")
+ON_HOST = SetResidencyRequest(weights="host", state="host")
+STATE_ON_HOST = SetResidencyRequest(weights="device", state="host")
 CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 DEVICES = ["cpu", pytest.param("cuda", marks=CUDA)]
 MakeBackend = Callable[..., MegatronBackend]
@@ -40,7 +40,7 @@ def backend(models: Path) -> Iterator[MakeBackend]:
 
     def make(architecture: str = "qwen3", **options: Any) -> MegatronBackend:
         trainer = make_backend(models / architecture, optimizer=SPEC, needs_reference=True, **options)
-        trainer.offloading.offloading.moves = True
+        trainer.residency.residency.moves = True
         made.append(trainer)
         return trainer
 
@@ -49,20 +49,20 @@ def backend(models: Path) -> Iterator[MakeBackend]:
         one.close(CloseRequest())
 
 
-def move(trainer: MegatronBackend, request: OffloadRequest) -> int:
-    return trainer.offload(request).device_bytes
+def move(trainer: MegatronBackend, request: SetResidencyRequest) -> int:
+    return trainer.set_residency(request).device_bytes
 
 
 def test_bytes_are_those_of_weights_reference_gradients_and_optimizer(backend: MakeBackend) -> None:
     trainer = backend()
     num_weights = sum(tensor.numel() for tensor in exported(trainer).values())
-    gradients = num_bytes(trainer.offloading.gradient_buffers())
+    gradients = num_bytes(trainer.residency.gradient_buffers())
     weights = move(trainer, STATE_ON_HOST)
     padded = 1.1  # Megatron's buffers leave gaps, so that parts start at round addresses
     assert 2 * 4 * num_weights <= weights <= 2 * 4 * num_weights * padded
     assert 4 * num_weights <= gradients <= 4 * num_weights * padded
     assert move(trainer, ON_DEVICE) == weights, "float32 masters are views of the weights"
-    assert num_bytes(trainer.offloading.gradient_buffers()) == 0, "they are made for the next step"
+    assert num_bytes(trainer.residency.gradient_buffers()) == 0, "they are made for the next step"
     step(trainer, 0)
     moments = move(trainer, ON_DEVICE) - weights
     assert 2 * 4 * num_weights <= moments <= 2 * 4 * num_weights * padded
@@ -113,7 +113,7 @@ def test_state_moved_and_saved_on_the_host_goes_on_unchanged(
             move(moved, ON_DEVICE)
     save(moved, tmp_path / "saved")
     load(moved, tmp_path / "saved")
-    assert num_bytes(moved.offloading.weights()) == 0, "it goes back to where it was"
+    assert num_bytes(moved.residency.weights()) == 0, "it goes back to where it was"
     move(moved, STATE_ON_HOST)
     batch = make_batch()
     for model in ("policy", "reference"):

@@ -1,11 +1,13 @@
 """Where a fake's memory lives, and how much of it: bookkeeping alone, since its arrays stay in the host's memory."""
 
-from rlcore.spi import OffloadRequest, OffloadResult, RankInfo
+from rlcore.spi import RankInfo, SetResidencyRequest, SetResidencyResult
 
 
-def count_offload(rank_info: RankInfo, request: OffloadRequest, *, weight_bytes: int, state_bytes: int) -> OffloadResult:
+def count_residency(
+    rank_info: RankInfo, request: SetResidencyRequest, *, weight_bytes: int, state_bytes: int
+) -> SetResidencyResult:
     """What would be left on the device; on CPU, where both places are one, everything."""
     is_one_memory = rank_info.device == "cpu"
     weights = weight_bytes if is_one_memory or request.weights == "device" else 0
     state = state_bytes if is_one_memory or request.state == "device" else 0
-    return OffloadResult(device_bytes=weights + state)
+    return SetResidencyResult(device_bytes=weights + state)

@@ -7,15 +7,15 @@ from attrs import define
 
 from rlcore.config.critic import Offload
 from rlcore.run.execution.backend_plan import BackendPlan
-from rlcore.run.execution.offload import idle_trainer, offload_of_critic
+from rlcore.run.execution.residency import idle_trainer, offload_of_critic
 from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import capabilities
 from rlcore.spi.execution import TrainerGroup
-from rlcore.spi.lifecycle import ON_DEVICE
+from rlcore.spi.lifecycle import RESIDENT
 
 
 @define(kw_only=True, eq=False)
-class CriticOffload:
+class CriticResidency:
     """Where the critic is: on the device while it works, and else as the recipe says."""
 
     critic: TrainerGroup
@@ -30,11 +30,11 @@ class CriticOffload:
     """What is away; None at first, since it may have made room for the generator to start."""
 
     @classmethod
-    def of(cls, plan: BackendPlan, critic: TrainerGroup, clock: PhaseClock) -> "CriticOffload":
+    def of(cls, plan: BackendPlan, critic: TrainerGroup, clock: PhaseClock) -> "CriticResidency":
         """A plan's; one that never moves where there is no GPU, or the trainer's plugin cannot move what it holds."""
         alone: Offload = "none" if plan.recipe.critic is None else plan.recipe.critic.offload
         together = offload_of_critic(plan) if plan.shares_devices else alone
-        can_move = plan.device == "cuda" and critic.has(capabilities.OFFLOAD)
+        can_move = plan.device == "cuda" and critic.has(capabilities.RESIDENCY)
         moves = can_move and (alone, together) != ("none", "none")
         return cls(critic=critic, clock=clock, besides_policy=alone, besides_generator=together, moves=moves)
 
@@ -52,6 +52,6 @@ class CriticOffload:
     def _move(self, absent: Offload) -> None:
         if not self.moves or self._absent == absent:
             return
-        with self.clock.phase("offload"):
-            self.critic.offload(ON_DEVICE if absent == "none" else idle_trainer(absent))
+        with self.clock.phase("residency"):
+            self.critic.set_residency(RESIDENT if absent == "none" else idle_trainer(absent))
         self._absent = absent

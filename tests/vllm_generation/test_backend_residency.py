@@ -12,17 +12,17 @@ from rlcore.spi import (
     CloseRequest,
     ContractError,
     GenerateRequest,
-    OffloadRequest,
     RaggedTokens,
     SamplingParams,
+    SetResidencyRequest,
     WorkerError,
 )
 from rlcore_vllm import backend as module
 from rlcore_vllm.backend import VllmBackend
 from rlcore_vllm.setup.config import VllmConfig
 
-ASLEEP = OffloadRequest(weights="host", state="host", discard_weights=True)
-AWAKE = OffloadRequest(weights="device", state="device")
+ASLEEP = SetResidencyRequest(weights="host", state="host", discard_weights=True)
+AWAKE = SetResidencyRequest(weights="device", state="device")
 
 
 class Engine:
@@ -69,7 +69,7 @@ class Engine:
     def end_update(self, version):
         return self.begin_update()
 
-    def offload(self, *, weights, cache, discard_weights):
+    def set_residency(self, *, weights, cache, discard_weights):
         move = Future()
         self.num_asked += 1
         if self.error is None and not self.dies:
@@ -137,25 +137,25 @@ def test_one_that_dies_as_it_goes_to_sleep_sleeps_once_it_has_started(backend, e
     engines[1].error = WorkerError("vllm-1 died")
     engines[1].may_start.clear()
     with pytest.raises(WorkerError, match="vllm-1 died"):
-        backend.offload(ASLEEP)
+        backend.set_residency(ASLEEP)
     assert not engines[0].awake
-    assert backend.offload(AWAKE).device_bytes == 1, "nobody waits for the other"
-    backend.offload(ASLEEP)
+    assert backend.set_residency(AWAKE).device_bytes == 1, "nobody waits for the other"
+    backend.set_residency(ASLEEP)
     engines[1].error = None
     engines[1].may_start.set()
     join_restart()
     assert (engines[1].num_starts, engines[0].awake, engines[1].awake) == (2, False, False)
-    backend.offload(AWAKE)
+    backend.set_residency(AWAKE)
     assert (engines[0].awake, engines[1].awake) == (True, True)
 
 
 def test_one_that_does_not_start_is_not_asked(backend, engines):
     engines[1].error = WorkerError("vllm-1 died")
     with pytest.raises(WorkerError):
-        backend.offload(ASLEEP)
+        backend.set_residency(ASLEEP)
     join_restart()
-    assert backend.offload(AWAKE).device_bytes == 1
-    assert backend.offload(ASLEEP).device_bytes == 0
+    assert backend.set_residency(AWAKE).device_bytes == 1
+    assert backend.set_residency(ASLEEP).device_bytes == 0
 
 
 @contextmanager
@@ -173,10 +173,10 @@ def test_one_that_has_failed_is_asked_for_nothing_while_the_channel_closes(backe
     with held_back(transfer.may_close):
         engines[1].dies = True
         with pytest.raises(WorkerError, match="vllm-1 died"):
-            backend.offload(ASLEEP)
+            backend.set_residency(ASLEEP)
         num_asked = engines[1].num_asked
-        assert backend.offload(AWAKE).device_bytes == 1
-        assert backend.offload(ASLEEP).device_bytes == 0
+        assert backend.set_residency(AWAKE).device_bytes == 1
+        assert backend.set_residency(ASLEEP).device_bytes == 0
         assert engines[1].num_asked == num_asked, "it is about to be started anew"
     join_restart()
     assert ([engine.num_starts for engine in engines], [engine.awake for engine in engines]) == ([1, 2], [False, False])
@@ -187,9 +187,9 @@ def test_nobody_waits_for_one_that_is_started_where_another_fails_meanwhile(back
         for engine in engines:
             engine.dies = True
             with pytest.raises(WorkerError, match="died"):
-                backend.offload(ASLEEP)
-        assert backend.offload(AWAKE).device_bytes == 0, "both are being started"
-        backend.offload(ASLEEP)
+                backend.set_residency(ASLEEP)
+        assert backend.set_residency(AWAKE).device_bytes == 0, "both are being started"
+        backend.set_residency(ASLEEP)
     join_restart()
     assert [engine.num_starts for engine in engines] == [2, 2]
     assert [engine.awake for engine in engines] == [False, False]
@@ -223,10 +223,10 @@ def test_whatever_fails_when_they_end_where_the_others_are(backend, engines, two
     thread = threading.Thread(target=generate)
     thread.start()
     for _ in range(300):
-        moves = [ASLEEP, OffloadRequest(weights="device", state="host"), AWAKE]
+        moves = [ASLEEP, SetResidencyRequest(weights="device", state="host"), AWAKE]
         for move in moves[: chance.randint(1, 3)]:
             with suppress(WorkerError):
-                backend.offload(move)
+                backend.set_residency(move)
         with suppress(WorkerError):
             two_models.refit(backend, 0, version[0] + 1, channel="directory")
             version[0] += 1
@@ -235,7 +235,7 @@ def test_whatever_fails_when_they_end_where_the_others_are(backend, engines, two
     for engine in engines:
         engine.dies = False
     last = chance.choice([ASLEEP, AWAKE])
-    backend.offload(last)
+    backend.set_residency(last)
     join_restart()
     assert [engine.awake for engine in engines] == [last is AWAKE] * 2
     assert all(engine.num_starts > start for engine, start in zip(engines, starts, strict=True))

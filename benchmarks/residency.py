@@ -1,7 +1,7 @@
 """Seconds until a generator has left the device and is back, and what it leaves there, against plain vLLM in the same run.
 
-    python benchmarks/offload.py
-    python benchmarks/offload.py --quick --device cpu     # a tiny shape; a CPU has no device memory: a dash
+    python benchmarks/residency.py
+    python benchmarks/residency.py --quick --device cpu     # a tiny shape; a CPU has no device memory: a dash
 
 A 1.5B Qwen2 shape in bfloat16, on half of the device's memory. `discard`: weights are dropped and come back by a refit, as in a
 run; `host`: a copy of them waits in the host's memory. The wake is in two stages, weights before the KV cache; a refit between
@@ -32,7 +32,7 @@ from generator_setup import (
 )
 from model_shapes import make_model, require_device, write_config
 
-from rlcore.spi import CloseRequest, OffloadRequest
+from rlcore.spi import CloseRequest, SetResidencyRequest
 
 ROWS = ("discard", "host", "plain level 1", "plain level 2")
 PARTS = ("sleep", "wake", "sleep + wake", "refit")
@@ -52,17 +52,17 @@ def measure_generator(row: str, shape: str, device: str, directory: Path, channe
     for weight_version in range(1, repeats + 1):
         synchronize(device)
         start = time.perf_counter()
-        asleep = OffloadRequest(weights="host", state="host", discard_weights=discard)
-        reported.append(generator.offload(asleep).device_bytes)
+        asleep = SetResidencyRequest(weights="host", state="host", discard_weights=discard)
+        reported.append(generator.set_residency(asleep).device_bytes)
         slept = time.perf_counter()
         left.append(used_bytes() - before)
         woke = time.perf_counter()
-        generator.offload(OffloadRequest(weights="device", state="host"))
+        generator.set_residency(SetResidencyRequest(weights="device", state="host"))
         first_stage = time.perf_counter()
         if discard:
             refit(generator, export_of(model, weight_version), channel)
         refitted = time.perf_counter()
-        generator.offload(OffloadRequest(weights="device", state="device"))
+        generator.set_residency(SetResidencyRequest(weights="device", state="device"))
         wake = time.perf_counter() - refitted + first_stage - woke
         sleep = slept - start
         cycles.append({"sleep": sleep, "wake": wake, "sleep + wake": sleep + wake, "refit": refitted - first_stage})

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
-from rlcore_torchkit.distributed import offload
-from rlcore_torchkit.distributed.offload import BLOCK_BYTES, Discarded, HostCopy, num_bytes, reserved_bytes
+from rlcore_torchkit.distributed import residency
+from rlcore_torchkit.distributed.residency import BLOCK_BYTES, Discarded, HostCopy, num_bytes, reserved_bytes
 
 
 def test_discarded_memory_comes_back_as_zeros_underneath_its_views() -> None:
@@ -54,8 +54,8 @@ def test_storages_share_blocks_of_host_memory_which_are_kept(sizes: list[list[in
 
     copy = HostCopy()
     with pytest.MonkeyPatch.context() as patch, Counting():
-        patch.setattr(offload, "BLOCK_BYTES", 16)
-        patch.setattr(offload, "ALIGNED_BYTES", 4)
+        patch.setattr(residency, "BLOCK_BYTES", 16)
+        patch.setattr(residency, "ALIGNED_BYTES", 4)
         for round_sizes in sizes:
             tensors = [torch.randint(256, (size,), dtype=torch.uint8) for size in round_sizes]
             expected = [tensor.clone() for tensor in tensors]
@@ -78,8 +78,8 @@ def test_offloading_twice_keeps_the_first_copy() -> None:
 
 def test_nothing_is_freed_where_the_host_has_no_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written afterwards stays: no copy from before comes back over it."""
-    monkeypatch.setattr(offload, "BLOCK_BYTES", 16)
-    monkeypatch.setattr(offload, "ALIGNED_BYTES", 4)
+    monkeypatch.setattr(residency, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(residency, "ALIGNED_BYTES", 4)
     before, tensors, copy = torch.ones(16, dtype=torch.uint8), torch.arange(50, dtype=torch.uint8).split(10), HostCopy()
     tensors = tuple(tensor.clone() for tensor in tensors)
     copy.offload([before])
@@ -107,7 +107,7 @@ def test_nothing_is_freed_where_the_host_has_no_room_for_all(monkeypatch: pytest
 
 
 def test_where_one_block_is_refused_no_more_are_asked_for_and_none_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offload, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(residency, "BLOCK_BYTES", 16)
     registered: set[int] = set()
     asked: list[int] = []
 
@@ -129,7 +129,7 @@ def test_where_one_block_is_refused_no_more_are_asked_for_and_none_stays(monkeyp
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     with pytest.raises(RuntimeError, match="out of memory"):
-        offload.host_blocks(300, pinned=True)
+        residency.host_blocks(300, pinned=True)
     assert len(asked) < 100
     assert registered == set()
 
@@ -146,7 +146,7 @@ def test_tensors_of_a_device_come_back_from_pinned_blocks() -> None:
         assert before - torch.cuda.memory_allocated(device) >= 4 * BLOCK_BYTES
         copy.restore()
         assert all(torch.equal(found.cpu(), right) for found, right in zip(tensors, expected, strict=True))
-    made = offload.host_blocks(2, pinned=True)
+    made = residency.host_blocks(2, pinned=True)
     assert [block.is_pinned() for block in made] == [True, True]
     addresses = [block.data_ptr() for block in made]
     del made

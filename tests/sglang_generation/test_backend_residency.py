@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlcore.spi import CloseRequest, GeneratorContext, ModelSpec, OffloadRequest, RankInfo, RefitRequest, WorkerError
+from rlcore.spi import CloseRequest, GeneratorContext, ModelSpec, RankInfo, RefitRequest, SetResidencyRequest, WorkerError
 from rlcore_conformance.references.tensors import make_export
 from rlcore_sglang import backend as module
 from rlcore_sglang.backend import SglangBackend
@@ -63,17 +63,17 @@ def backend(tmp_path, monkeypatch):
 
 
 def test_one_that_starts_in_a_refit_is_where_it_is_to_be(backend):
-    asleep = OffloadRequest(weights="host", state="host")
-    stirring = OffloadRequest(weights="device", state="host")
-    backend.offload(asleep)
+    asleep = SetResidencyRequest(weights="host", state="host")
+    stirring = SetResidencyRequest(weights="device", state="host")
+    backend.set_residency(asleep)
     (first,) = made
     assert first.away == {"weights", "kv_cache"}
     first.is_usable = False
     for request in (asleep, stirring):
         with pytest.raises(WorkerError, match="ended"):
-            backend.offload(request)
+            backend.set_residency(request)
     weights = make_export({}, 0)
     backend.refit(RefitRequest(weight_version=0, channel="directory", weights=weights, may_alias=False))
     _, second = made
-    backend.offload(OffloadRequest(weights="device", state="device"))
+    backend.set_residency(SetResidencyRequest(weights="device", state="device"))
     assert second.away == set()

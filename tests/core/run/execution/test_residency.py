@@ -8,8 +8,8 @@ import pytest
 from attrs import evolve
 
 from rlcore.registry.discovery import Registry
-from rlcore.run.execution.offload import GIB
-from rlcore.spi import OffloadRequest, OffloadResult, Provider, capabilities
+from rlcore.run.execution.residency import GIB
+from rlcore.spi import Provider, SetResidencyRequest, SetResidencyResult, capabilities
 from rlcore.testing.fakes.algorithm import FakeAlgorithm
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 
@@ -19,13 +19,13 @@ Run = Callable[..., dict[str, Any]]
 
 
 class Watch:
-    """Writes down every hook with the offload it asks for."""
+    """Writes down every hook with the residency it asks for."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
 
     def note(self, request: object, name: str) -> None:
-        if isinstance(request, OffloadRequest):
+        if isinstance(request, SetResidencyRequest):
             name = f"{request.weights}/{request.state}" + ("/discard" if request.discard_weights else "")
         self.calls.append(name)
 
@@ -62,7 +62,7 @@ def observer(watch: Watch) -> object:
             return (yield)
 
         @mark(wrapper=True)
-        def offload(self, request):
+        def set_residency(self, request):
             watch.note(request, "")
             return (yield)
 
@@ -84,7 +84,7 @@ def test_the_generator_sleeps_while_the_trainer_works(run: Run) -> None:
 
 def test_a_trainer_that_cannot_move_is_left_alone(run: Run) -> None:
     watch = Watch()
-    fixed = evolve(FAKE_TRAINER, capabilities=FAKE_TRAINER.capabilities - {capabilities.OFFLOAD})
+    fixed = evolve(FAKE_TRAINER, capabilities=FAKE_TRAINER.capabilities - {capabilities.RESIDENCY})
     run("run.device=cuda", "model.dtype=float32", *SHORT, registry=registry(watch, trainer=fixed))
     step = ["host/host/discard", "train_step", "device/host", "export_weights", "device/device"]
     assert watch.calls == ["export_weights", "stream", *step, "stream", *step]
@@ -131,14 +131,14 @@ def test_taking_turns_changes_no_figure(run: Run, tmp_path: Path) -> None:
     assert records[0] == records[1]
     last = read_metrics(tmp_path / "runs" / "turns", timed=True)[-1]
     assert last["memory/generator_asleep_gib"] == 0.0
-    assert last["time/offload_s"] > 0.0
+    assert last["time/residency_s"] > 0.0
 
 
 @pytest.mark.parametrize(("reserved", "expected"), [(None, 2.0), (3 * GIB, 3.0)])
 def test_what_a_trainer_leaves_is_what_its_allocator_keeps(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reserved: int | None, expected: float
 ) -> None:
-    left = OffloadResult(device_bytes=2 * GIB, reserved_bytes=reserved)
-    monkeypatch.setattr("rlcore.testing.fakes.trainer.count_offload", lambda *_, **__: left)
+    left = SetResidencyResult(device_bytes=2 * GIB, reserved_bytes=reserved)
+    monkeypatch.setattr("rlcore.testing.fakes.trainer.count_residency", lambda *_, **__: left)
     run("run.device=cuda", "model.dtype=float32", *SHORT, registry=registry(Watch()))
     assert read_metrics(tmp_path / "runs" / "run", timed=True)[-1]["memory/trainer_idle_gib"] == expected

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, UntypedStorage
 from torch.distributed.tensor import DTensor
 
-from rlcore.spi.lifecycle import ON_DEVICE, OffloadRequest
+from rlcore.spi.lifecycle import RESIDENT, SetResidencyRequest
 
 BLOCK_BYTES = 2**26
 """Bytes of a block of host memory."""
@@ -164,16 +164,16 @@ def _bytes_of(storage: UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-class Offloading:
+class Residency:
     """Moves weights and optimizer state between device and host. On CPU both places are one and nothing moves."""
 
     def __init__(self, device: torch.device) -> None:
         self.moves = device.type == "cuda"
         self._weights, self._state, self._scratch = HostCopy(), HostCopy(), Discarded()
-        self.last_request = ON_DEVICE
+        self.last_request = RESIDENT
 
     def move(
-        self, request: OffloadRequest, weights: Sequence[Tensor], state: Sequence[Tensor], scratch: Sequence[Tensor] = ()
+        self, request: SetResidencyRequest, weights: Sequence[Tensor], state: Sequence[Tensor], scratch: Sequence[Tensor] = ()
     ) -> None:
         """Free before filling, so that the two never need room at once; also what the allocator holds unused, and `scratch`."""
         self.last_request = request
@@ -191,10 +191,10 @@ class Offloading:
             self._state.restore()
 
     @contextmanager
-    def resident(self, move: Callable[[OffloadRequest], object]) -> Iterator[None]:
+    def resident(self, move: Callable[[SetResidencyRequest], object]) -> Iterator[None]:
         """Have `move` bring everything to the device for as long as it takes to read or write it."""
         before = self.last_request
-        move(ON_DEVICE)
+        move(RESIDENT)
         try:
             yield
         finally:

@@ -11,11 +11,11 @@ from rlcore.registry.discovery import Registry
 from rlcore.spi import (
     LoadStateRequest,
     LoadStateResult,
-    OffloadRequest,
-    OffloadResult,
     Provider,
     SaveStateRequest,
     SaveStateResult,
+    SetResidencyRequest,
+    SetResidencyResult,
     TrainStepRequest,
     TrainStepResult,
     ValuesRequest,
@@ -49,9 +49,9 @@ class WatchedTrainer(FakeTrainer):
         calls.append(f"{'critic' if self.context.head == 'value' else 'policy'} {what}")
 
     @hookimpl
-    def offload(self, request: OffloadRequest) -> OffloadResult:
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
         self.note(f"{request.weights}/{request.state}")
-        return super().offload(request)
+        return super().set_residency(request)
 
     @hookimpl
     def train_step(self, request: TrainStepRequest) -> TrainStepResult:
@@ -78,9 +78,9 @@ class WatchedGenerator(FakeGenerator):
     """Notes where it is."""
 
     @hookimpl
-    def offload(self, request: OffloadRequest) -> OffloadResult:
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
         calls.append(f"generator {request.weights}/{request.state}")
-        return super().offload(request)
+        return super().set_residency(request)
 
 
 WATCHED = evolve(FAKE_TRAINER, backend=f"{__name__}:{WatchedTrainer.__name__}")
@@ -143,7 +143,7 @@ def test_it_stays_where_nothing_says_otherwise(run: Run, options: tuple[str, ...
 
 
 def test_a_trainer_that_cannot_move_is_left_alone(run: Run) -> None:
-    fixed = evolve(WATCHED, capabilities=WATCHED.capabilities - {capabilities.OFFLOAD})
+    fixed = evolve(WATCHED, capabilities=WATCHED.capabilities - {capabilities.RESIDENCY})
     run(*ON_GPU, *SHORT, "critic.offload=all", registry=registry(fixed))
     assert of_critic() == ["tells", "trains"] * 2
 

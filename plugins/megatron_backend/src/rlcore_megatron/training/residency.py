@@ -8,14 +8,14 @@ import torch
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
-from rlcore.spi import OffloadRequest
+from rlcore.spi import SetResidencyRequest
 from rlcore_megatron.modules.token_dispatch import drop_float8_copies
 from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
 from rlcore_megatron.training.optimizer_state import optimizers_of
-from rlcore_torchkit.distributed.offload import Offloading, num_bytes, storages
+from rlcore_torchkit.distributed.residency import Residency, num_bytes, storages
 
 
-class MegatronOffload:
+class MegatronResidency:
     """Moves weights and state. Parameters and float32 masters are views of one buffer, which is emptied underneath them."""
 
     def __init__(
@@ -24,21 +24,21 @@ class MegatronOffload:
         self._device, self._models = device, models
         self._optimizers = [] if optimizer is None else optimizers_of(optimizer)
         self._reference = reference or ()
-        self.offloading = Offloading(device)
+        self.residency = Residency(device)
 
-    def move(self, request: OffloadRequest) -> int:
+    def move(self, request: SetResidencyRequest) -> int:
         """Bytes left on the device. Gradients are not among them, nor weights' copies in 8 bits: between two steps they mean
         nothing."""
         self._drop_gradients()
         drop_float8_copies(self._models)
         weights, state = self.weights(), self._state()
-        self.offloading.move(request, weights, state, scratch=self.gradient_buffers())
+        self.residency.move(request, weights, state, scratch=self.gradient_buffers())
         return num_bytes([*weights, *state])
 
     @contextmanager
     def gradients(self) -> Iterator[None]:
         """Room for the gradients of a step. The masters' copies of them are freed after it, also where it is refused."""
-        self.offloading.restore_scratch()
+        self.residency.restore_scratch()
         try:
             yield
         finally:
@@ -46,7 +46,7 @@ class MegatronOffload:
 
     def resident(self) -> AbstractContextManager[None]:
         """Everything on the device for as long as it takes to read or write it."""
-        return self.offloading.resident(self.move)
+        return self.residency.resident(self.move)
 
     def _drop_gradients(self) -> None:
         """Free the gradients of the masters: float32 copies, where they are not views of the buffers."""
