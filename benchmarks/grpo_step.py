@@ -244,7 +244,7 @@ def report(found: Mapping[str, Mapping[str, Any]], work: Work) -> None:
     size = f"{work.num_prompts} prompts of {work.prompt_length} tokens x {work.group} samples of {work.num_tokens}"
     print(f"\n{versions(work.device)}; {work.shape}, {size}, {work.num_steps} steps")
     print("medians of the steps after the first; ratios to the fastest TRL setting of this run")
-    phases = ("generation", "rewards", "logprobs", "train", "refit", "residency", "other")
+    phases = ("generation", "rewards", "logprobs", "train", "refit", "offload", "other")
     heads = "".join(f"{name:>11}" for name in phases)
     print(f"{'':22}{'step s':>8}{'× TRL':>7}{heads}{'first s':>9}{'used GiB at step ends':>36}{'peak GiB':>10}")
     for name, result in found.items():

@@ -402,7 +402,7 @@ def test_no_space_left_on_the_device(workplace: Workplace, monkeypatch: pytest.M
 
 def test_a_run_directory_that_cannot_be_made(workplace: Workplace) -> None:
     (workplace.folder / "runs").write_text("a file")
-    expect_failure(workplace.rlcore("train", "grpo.toml"), 11, "could not be written", "runs/run")
+    expect_failure(workplace.rlcore("train", "grpo.toml"), 2, "run.directory", "no folder")
 
 
 def test_a_run_that_is_there_is_not_overwritten(workplace: Workplace) -> None:

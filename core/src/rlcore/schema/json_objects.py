@@ -10,5 +10,5 @@ def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         ((key, count),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"found the key {key!r:.40} {count} times in one object")
+        raise ValueError(f"found the key {key!r:.40} {count} times in one object; expected it once")
     return found

@@ -18,7 +18,7 @@ PHASE_COLOURS = {
     "logprobs": "#54a24b",
     "train": "#e45756",
     "refit": "#72b7b2",
-    "residency": "#b279a2",
+    "offload": "#b279a2",
     "other": "#a9a9a4",
 }
 """Colour of each phase of a step, as in the page of `rlcore report`."""

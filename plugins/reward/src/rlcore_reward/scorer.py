@@ -7,7 +7,7 @@ from typing import Any
 from attrs import frozen
 
 from rlcore.config.model import ModelConfig
-from rlcore.spi import Message, ModelSpec, Tool
+from rlcore.spi import DataError, Message, ModelSpec, Tool
 from rlcore.time_limit import TEMPLATE_S, time_limit
 from rlcore_model_files.directory import END_TOKEN_FILES, eos_token_ids
 from rlcore_text.rows.rendering import encode_prompt_texts, ended
@@ -87,10 +87,15 @@ class RewardTokenizer(PretrainedTokenizer):
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], **options: bool) -> str:
         today = {"strftime_now": TODAY.strftime} if reads("strftime_now", str(self.backend.chat_template)) else {}
-        with time_limit("the reward model's chat template", TEMPLATE_S):
-            text: str = self.backend.apply_chat_template(
-                messages, tools=list(tools) or None, tokenize=False, **today, **options
-            )
+        try:
+            with time_limit("the reward model's chat template", TEMPLATE_S):
+                text: str = self.backend.apply_chat_template(
+                    messages, tools=list(tools) or None, tokenize=False, **today, **options
+                )
+        except TimeoutError:
+            raise
+        except Exception as error:  # a template raises any exception, and callers try another form after a DataError
+            raise DataError(f"the chat template refuses the messages: {error}") from error
         return text
 
 

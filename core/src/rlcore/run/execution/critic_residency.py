@@ -52,6 +52,6 @@ class CriticResidency:
     def _move(self, absent: Offload) -> None:
         if not self.moves or self._absent == absent:
             return
-        with self.clock.phase("residency"):
+        with self.clock.phase("offload"):
             self.critic.set_residency(RESIDENT if absent == "none" else idle_trainer(absent))
         self._absent = absent

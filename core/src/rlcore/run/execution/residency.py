@@ -117,7 +117,7 @@ class Residency:
         if self.turn == "training" or not self.moves:
             return False
         discards = self.generator_sleeps and self.generator.has(capabilities.DISCARD_WEIGHTS)
-        with self.clock.phase("residency"):
+        with self.clock.phase("offload"):
             if self.generator_sleeps:
                 asleep = SetResidencyRequest(weights="host", state="host", discard_weights=discards)
                 left = self.generator.set_residency(asleep).device_bytes
@@ -135,12 +135,12 @@ class Residency:
             refitter.refit(weight_version)
             return
         self.move_critic()
-        with self.clock.phase("residency"):
+        with self.clock.phase("offload"):
             self._make_room(evolve(idle_trainer(self.offload_trainer), weights="device"))
             if self.generator_sleeps:
                 self.generator.set_residency(SetResidencyRequest(weights="device", state="host"))
         refitter.refit(weight_version)
-        with self.clock.phase("residency"):
+        with self.clock.phase("offload"):
             self._make_room(idle_trainer(self.offload_trainer))
             if self.generator_sleeps:
                 self.generator.set_residency(RESIDENT)

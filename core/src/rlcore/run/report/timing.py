@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timeline import DRIVER
 
-STEP_PHASES = ("generation", "rewards", "logprobs", "train", "refit", "residency")
+STEP_PHASES = ("generation", "rewards", "logprobs", "train", "refit", "offload")
 """Parts of a step; what remains of its total is `other`."""
 
 

@@ -244,7 +244,8 @@ def _adapt(spec: TransformerBlockSubmodules, hf: Any, config: TransformerConfig,
     family, core = architecture_of(hf), FusedAttention
     if family.needs_general_attention or not fused:
         scale = score_scale(hf) if family.needs_general_attention else None
-        core = partial(PackedAttention, family=family, scale=scale)
+        # No partial: Megatron builds the core of latent attention by build_module.
+        core = ModuleSpec(module=PackedAttention, params={"family": family, "scale": scale})
     normed = {"config": config, "hidden_size": config.hidden_size, "eps": config.layernorm_epsilon}
     for layer in spec.layer_specs:
         mlp = layer.submodules.mlp.submodules

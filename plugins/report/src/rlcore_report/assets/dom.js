@@ -20,12 +20,12 @@ const swatch = (color) => el("span", { class: "swatch", color });
 
 const runColor = (index) => `var(--run${index % 8})`;
 
-const PHASE_COLORS = ["generation", "rewards", "logprobs", "train", "refit", "residency", "evaluation", "checkpoint", "other"];
+const PHASE_COLORS = ["generation", "rewards", "logprobs", "train", "refit", "offload", "evaluation", "checkpoint", "other"];
 
 // Calls of workers have the colour of the phase that they are a part of, as far as their names tell.
 const CALLS = {
   train_step: "train", get_logprobs: "logprobs", generate: "generation", stream: "generation", save_state: "checkpoint", load_state: "checkpoint",
-  export_weights: "refit", set_residency: "residency",
+  export_weights: "refit", set_residency: "offload",
 };
 
 // Whatever else is timed has a colour of its own, in the order in which it is met.

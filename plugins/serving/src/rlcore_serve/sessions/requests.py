@@ -19,7 +19,7 @@ MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-3
 """Besides 0; logits that are divided by less are infinite, and say nothing any more."""
 
-_STREAM_OPTIONS = ("include_usage", "include_obfuscation")
+_STREAM_OPTIONS = ("include_usage", "include_obfuscation", "continuous_usage_stats")
 """Keys of `stream_options`; the second has no effect, since this server pads nothing."""
 
 
@@ -137,7 +137,7 @@ def _wrong(values: Mapping[str, Any], is_chat: bool) -> Iterator[str]:
     if (
         not isinstance(options, dict)
         or options.keys() - _STREAM_OPTIONS
-        or not all(type(one) is bool for one in options.values())
+        or not all(one is None or type(one) is bool for one in options.values())
     ):
         expected = f"an object of true and false, with {' and '.join(_STREAM_OPTIONS)}"
         yield f"stream_options: found {shown(options)}; expected {expected}"

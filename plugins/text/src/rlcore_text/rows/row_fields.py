@@ -136,7 +136,8 @@ class RowReader:
 
         for name, near in ((name, misspelt_column(str(name))) for name in row):
             if near in self._columns and has_value(row[name]) and not has_value(row.get(near)) and not self._is_mapped(name):
-                self.told[name] = f"it is not read. Did you mean {near!r}?"
+                what = "it is not read" if self.is_learned else "the environment gets it, and the policy does not see it"
+                self.told[name] = f"{what}. Did you mean {near!r}?"
 
     @property
     def _columns(self) -> frozenset[str]:

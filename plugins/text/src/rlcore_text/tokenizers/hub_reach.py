@@ -1,8 +1,10 @@
 """Checks whether a model is on this machine, or else the Hub in reach. The Hub's client would try for minutes."""
 
 import asyncio
+import socket
 from queue import Empty, SimpleQueue
 from threading import Thread
+from typing import Any
 
 from rlcore.config.model import ModelConfig
 from rlcore.model_files import CONFIG_FILE
@@ -101,12 +103,24 @@ def why_unreachable() -> str | None:
         return None
     limit_s, said = float(constants.HF_HUB_ETAG_TIMEOUT), SimpleQueue[str | None]()
     # A thread of its own: looking up a name has no limit.
-    Thread(target=lambda: said.put(asyncio.run(_ask(constants.ENDPOINT, limit_s))), name="hub-reach", daemon=True).start()
+    Thread(target=lambda: said.put(_asked(constants.ENDPOINT, limit_s)), name="hub-reach", daemon=True).start()
     try:
         reason = said.get(timeout=limit_s)
     except Empty:
         reason = NO_CONNECTION.format(limit_s)
     return None if reason is None else f"{constants.ENDPOINT}: {reason}"
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Looks names up in its own thread: Python waits at its end for the threads that asyncio takes for it."""
+
+    async def getaddrinfo(self, host: Any, port: Any, **options: int) -> list[Any]:
+        return socket.getaddrinfo(host, port, **options)
+
+
+def _asked(endpoint: str, limit_s: float) -> str | None:
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        return runner.run(_ask(endpoint, limit_s))
 
 
 async def _ask(endpoint: str, limit_s: float) -> str | None:
