@@ -7,6 +7,7 @@ from typing import Any
 from rlcore.cli.errors import RUN_DIRECTORY
 from rlcore.published_plugins import remedy_for
 from rlcore.registry.functions import only_function
+from rlcore.registry.plugin_errors import attributed
 from rlcore.run.report.plain_progress import PlainProgress
 from rlcore.run.report.progress import Progress
 from rlcore.spi import PluginError
@@ -27,7 +28,10 @@ def open_display(mode: str, meta: MutableMapping[str, Any]) -> Iterator[Progress
 def _display(mode: str) -> Progress:
     installed = only_function("display")
     if installed is not None and installed.function is not None:
-        shown: Progress = installed.function(mode)
+        with attributed("raised by", installed.label):
+            shown = installed.function(mode)
+        if not isinstance(shown, Progress):
+            raise PluginError(f"{installed.label} returned a {type(shown).__name__}; expected a Progress")
         return shown
     if mode == "live":
         raise PluginError(f'found no live display; expected one in rlcore.displays, or "plain". {remedy_for("display")}')

@@ -26,7 +26,7 @@ class CalledEntry(DescribedEntry):
         function, problem = load_object(EntryPoint(self.name, path, group_of(self.role)), self.label)
         if problem is not None:
             raise PluginError(f"{self.label} cannot be used: {problem}")
-        with attributed(f"raised by the {name} of", self.label):
+        with attributed("raised by" if name == self.role else f"raised by the {name} of", self.label):
             return function(argument)
 
     def check(self, argument: object) -> tuple[Problem | Note, ...]:

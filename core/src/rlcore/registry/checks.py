@@ -47,18 +47,8 @@ OWN_METRICS = frozenset(
     }
 )
 """Names in metrics.jsonl that no plugin's metric may have."""
-OWN_PREFIXES = (
-    "reward/",
-    "time/",
-    "memory/",
-    "environment/",
-    "evaluation/",
-    "async/",
-    "data/",
-    "refit/",
-    "generation/",
-    "speculative/",
-)
+_OWN_FOLDERS = ("async", "data", "environment", "evaluation", "generation", "memory", "refit", "reward", "speculative", "time")
+OWN_PREFIXES = tuple(f"{folder}/" for folder in _OWN_FOLDERS)
 
 RecordT = TypeVar("RecordT")
 

@@ -164,8 +164,15 @@ def discover(disable: Sequence[str] = ()) -> Registry:
     channels = load_group(ChannelEntry, "channel", disabled)
     sources = load_group(DataSourceEntry, "dataset", disabled)
     known = {name for entry in (*entries, *observers, *channels, *sources) for name in (entry.name, entry.distribution)}
-    disabled.matched.update(_matched_before_recipes(found.entry_points))
-    warnings = (*found.warnings, *disabled.unmatched(known), *_unknown_groups(found.entry_points))
+    disabled.matched.update(_matched_before_recipes(found.entry_points, ()))
+    too_late = [spec for spec in disable if spec in _matched_before_recipes(found.entry_points, disable) - disabled.matched]
+    disabled.matched.update(too_late)
+    warnings = (
+        *found.warnings,
+        *disabled.unmatched(known),
+        *(f"plugins.disable does not disable {spec!r}, which RLCORE_DISABLE_PLUGINS alone does" for spec in too_late),
+        *_unknown_groups(found.entry_points),
+    )
     return Registry(
         entries=tuple(entries),
         observer_entries=tuple(observers),
@@ -175,9 +182,9 @@ def discover(disable: Sequence[str] = ()) -> Registry:
     )
 
 
-def _matched_before_recipes(installed: EntryPoints) -> set[str]:
-    """Return what the environment variable names of plugins that no recipe can disable."""
-    disabled = _disable_list(())
+def _matched_before_recipes(installed: EntryPoints, disable: Sequence[str]) -> set[str]:
+    """Return what these, and the environment variable, name of plugins that no recipe can disable."""
+    disabled = _disable_list(disable)
     for kind in (*FUNCTION_KINDS, "collector", "command", "loop_observer", "tokenizer", "renderer"):
         for entry_point in installed.select(group=group_of(kind)):
             disabled.covers(_named(Installed, entry_point, kind))

@@ -24,6 +24,8 @@ def highest(
     if not usable:
         listed = "".join(f"\n  - {state.entry.label} is {state.text}" for state in states if not state.is_usable)
         is_twice = any(state.kind == "a duplicate name" for state in states)
+        if any(state.kind == "disabled" for state in states):
+            remedy = f"{remedy}{'. Or take' if remedy else 'Take'} one out of {DISABLE_VARIABLE}"
         expected = f"expected one in {group_of(kind)}. {'' if is_twice else remedy}".rstrip()
         raise PluginError(f"found no usable {kind}, which {purpose}; {expected}{listed}")
     most = max(entry.provider.priority for entry in usable)

@@ -173,8 +173,9 @@ class Provider:
     that computes; None for as many as the core likes. A call above it waits for its place before it begins, and its time limit
     with it."""
     reads_model: bool = True
-    """For trainers and generators: whether `model.path` is a Hugging Face directory, or a name on the Hub. The core then checks
-    the directory's files before anything is allocated. False where it is anything else, for `check` to judge."""
+    """For trainers and generators: whether `model.path` is a Hugging Face directory, or a name on the Hub. The installed
+    model check then looks at the directory's files before anything is allocated. False where it is anything else, for `check`
+    to judge."""
     tool_parser: str | None = None
     """For generators: `package.module:function`, called as function(name, ModelSpec) where rollout.tool_parser names a form of
     calls that is not the core's own. It returns a ParseToolCalls, or None where it does not know the name."""

@@ -1,1 +1,1 @@
-"""Tools for tests: fakes of every role, small model directories, and launched ranks."""
+"""Tools for tests: fakes of every role."""

@@ -1,1 +1,1 @@
-"""Runs as one HTML page that needs nothing else: no server, no network, no library."""
+"""What is shown of runs: the live display, the report at the end, curves, samples, states, timelines, and one HTML page."""

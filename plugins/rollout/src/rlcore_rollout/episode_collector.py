@@ -40,7 +40,11 @@ class EpisodeCollector(Collector):
         self.plan = context.plan
         self.tokenizer = context.tokenizer
         self.episodes = _runner(context.plan, context.vocab_size)
-        self.tool_parser = _tool_parser(context.plan, context.tokenizer)
+        try:
+            self.tool_parser = _tool_parser(context.plan, context.tokenizer)
+        except BaseException:
+            self.close()  # nobody has the collector that could close the environment
+            raise
 
     def observe(self, rows: Sequence[Row]) -> Sequence[Observation]:
         """See Collector. Where nothing reads calls of tools, prompts may have none."""

@@ -15,7 +15,7 @@ from rlcore.run.plan.auto_options import missing_planner
 from rlcore.run.plan.batch_check import batch_problems
 from rlcore.run.plan.collector import collector_problems
 from rlcore.run.plan.generator_placement import generator_devices, sharing_problems
-from rlcore.run.plan.model_check import model_problems
+from rlcore.run.plan.model_check import missing_cache, missing_model_check, model_problems
 from rlcore.run.plan.observer_check import observer_problems
 from rlcore.run.plan.other_models import judge_problems
 from rlcore.run.plan.run_plan import RunPlan
@@ -37,8 +37,10 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
         *sharing_problems(recipe, plan.ranks_per_generator),
         *batch_problems(plan),
         *missing_planner(plan),
+        *missing_cache(plan),
     ]
     if any(entry.provider is not None and entry.role in BACKEND_ROLES and entry.provider.reads_model for entry in plugins):
+        problems += missing_model_check()
         problems += model_problems(model.path)
         problems += judge_problems(recipe)
     try:

@@ -92,7 +92,7 @@ class Collector(ABC):
         figures named `evaluation/…`."""
 
     def close(self) -> None:  # noqa: B027 - not all hold anything
-        """End what is under way."""
+        """End what is under way, and close the environment, which nothing else does."""
 
 
 def build_collector(context: CollectorContext) -> Collector:

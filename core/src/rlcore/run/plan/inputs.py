@@ -25,7 +25,7 @@ from rlcore.run.plan.other_models import check_vocabulary
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import Source
 from rlcore.run.train_step.example_source import ExampleSource
-from rlcore.spi import DataError, Row, Tokenizer
+from rlcore.spi import ConfigError, DataError, Problem, Row, Tokenizer
 from rlcore.spi.arrays import Int64Array
 
 
@@ -99,6 +99,9 @@ def load_inputs(
 ) -> Iterator[Inputs]:
     """Read and check all data; the collector is closed at the end. `replay_schedule` is that of the run to be repeated."""
     recipe = prepared.recipe
+    if replay_schedule is not None and prepared.algorithm.needs.source != "rollouts":
+        found, expected = f"algorithm {recipe.algorithm.name!r}, which learns from a data set", "one that learns from samples"
+        raise ConfigError([Problem(path="--replay-schedule", found=found, expected=expected)])
     tokenizer = tokenizer or tokenizers().load_tokenizer(recipe.model)
     prepared.algorithm.vocab_size = vocab_size = tokenizer.vocab_size or config_number(recipe.model.path, "vocab_size")
     check_vocabulary(recipe, tokenizer)

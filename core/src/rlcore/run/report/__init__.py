@@ -1,1 +1,1 @@
-"""Reports on a run for its user: progress, times, metrics, curves."""
+"""Reports on a run for its user: progress, times, metrics, sinks."""

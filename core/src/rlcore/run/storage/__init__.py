@@ -1,1 +1,1 @@
-"""Files of a run: its directory, checkpoints, rollouts, metrics."""
+"""Files of a run: its directory, checkpoints, recipes, what a resumed run finds."""
