@@ -1,7 +1,7 @@
 """A plain collector: all episodes of a step at once, turn by turn, with the present weights.
 
 It knows prompts and observations as text, tokens or a chat's first messages. Images, tools, agents, time limits and whatever
-overlaps with training are rlcore-rollout's.
+overlaps with training need an installed collector.
 """
 
 import asyncio
