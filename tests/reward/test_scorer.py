@@ -64,6 +64,8 @@ TEMPLATES = {
     "{% if add_generation_prompt %}assistant:{% endif %}",
     "unlisted end": "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}<|over|>\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}",
+    "one turn": "{% if messages|length > 2 %}{{ raise_exception('one turn') }}{% endif %}"
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}",
     "today": "{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}",
 }
 

@@ -44,6 +44,17 @@ def test_a_recipe_is_refused_without_a_collector_before_its_environment_is_built
         prepared()
 
 
+def test_a_collector_that_cannot_be_built_closes_the_environment(
+    prepared: Callable[..., RunPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[object] = []
+    monkeypatch.setattr(EpisodeCollector, "close", lambda self: closed.append(self))
+    plan = prepared("rollout.tool_parser=nosuch")
+    with pytest.raises(ConfigError, match="tool_parser"):
+        build_collector(CollectorContext(plan=plan, tokenizer=FakeTokenizer(), vocab_size=None))
+    assert len(closed) == 1
+
+
 @pytest.mark.parametrize("name", ["FirstTurns", "not_one"])
 def test_a_collector_of_higher_priority_takes_the_place_of_the_released_one(
     prepared: Callable[..., RunPlan], installer: Any, name: str

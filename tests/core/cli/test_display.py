@@ -46,6 +46,14 @@ def test_a_live_display_that_is_not_installed_is_refused(installer) -> None:
         pass
 
 
+@pytest.mark.parametrize("source", ["def Shown(mode):\n    pass\n", "def Shown(mode):\n    return {}[mode]\n"])
+def test_a_display_that_is_none_is_named(installer, source: str) -> None:
+    installer.add("acme-shown", {DISPLAY_GROUP: {"acme": "acme_shown:Shown"}}, acme_shown=source)
+    with pytest.raises((PluginError, KeyError)) as raised, open_display("auto", {}):
+        pass
+    assert "acme-shown" in " ".join([str(raised.value), *getattr(raised.value, "__notes__", ())])
+
+
 def test_the_installed_display_is_open_while_the_run_goes_on(installer, capsys: pytest.CaptureFixture[str]) -> None:
     installer.add("acme-shown", {DISPLAY_GROUP: {"acme": "acme_shown:Shown"}}, acme_shown=OWN)
     with open_display("live", {}):

@@ -10,7 +10,7 @@ import pytest
 
 from rlcore.run.plan.preview import preview
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.spi import DataError, LogprobsRequest, TrainStepRequest, hookimpl
+from rlcore.spi import ConfigError, DataError, LogprobsRequest, TrainStepRequest, hookimpl
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.trainer import FakeTrainer
 
@@ -53,6 +53,12 @@ def recorded(registry_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Recorded, "steps", [])
     monkeypatch.setattr(Recorded, "logprobs", [])
     return registry_with(trainer=Recorded)
+
+
+def test_there_is_no_replay_of_pairs(run: Run, options: tuple[str, ...], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        run(*options, replay_schedule=tmp_path / "schedule.jsonl")
+    assert [problem.path for problem in raised.value.problems] == ["--replay-schedule"]
 
 
 def test_pairs_are_learned_and_stay_together(run: Run, options: tuple[str, ...], recorded: Any, tmp_path: Path) -> None:
