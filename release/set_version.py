@@ -8,7 +8,7 @@ from packages import ROOT, packages
 from packaging.version import InvalidVersion, Version
 
 _VERSION = re.compile(r'^(version|__version__) = "[^"]+"$', re.MULTILINE)
-_REQUIREMENT = re.compile(r'"(rlcore(?:-\w+)?)(\[[\w,]+\])?[<>=!~][^"]*"')
+_REQUIREMENT = re.compile(r'"(rlcore(?:-[\w-]+)?)(\[[\w,]+\])?[<>=!~][^"]*"')
 
 
 def set_version(version: Version, root: Path = ROOT) -> list[Path]:
