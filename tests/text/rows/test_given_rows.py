@@ -106,10 +106,10 @@ def test_filler_nulls_go_out_of_arrays_too() -> None:
     assert row["messages"] == CHAT
 
 
-@pytest.mark.parametrize(("levels", "form"), [(400, {"may_be_chats": True}), (5000, {"may_be_chats": True}), (5000, {})])
-def test_values_that_are_nested_too_deeply_are_named(levels: int, form: dict[str, Any]) -> None:
+@pytest.mark.parametrize("form", [{"may_be_chats": True}, {}], ids=["chats", "prompts"])
+def test_values_that_are_nested_too_deeply_are_named(form: dict[str, Any]) -> None:
     deep: Any = None
-    for _ in range(levels):
+    for _ in range(5000):  # beyond any limit of recursion that a library sets
         deep = {"a": deep}
     rows = [
         {
