@@ -1,4 +1,4 @@
-"""What the core and servers of chats ask of a tokenizer."""
+"""Protocols of tokenizers: for the core, and for servers of chats."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -103,7 +103,7 @@ def written_part(name: str, tensor: Tensor) -> ShardSlice:
 
 
 def bounds_of(part: ShardSlice) -> tuple[slice, ...]:
-    """Where a part lies in its tensor."""
+    """Return the slices of a tensor that a part takes."""
     return tuple(map(slice, part.start, part.stop))
 
 

@@ -115,7 +115,7 @@ class EpisodeCollector(Collector):
         self.episodes.close()
 
     def step_collector(self, split: Split, on_tokens: OnTokens | None = None, **parts: Any) -> StepCollector[Any]:
-        """What collects the prompts of a split; `parts` are fields of StepCollector that no recipe says."""
+        """Return the collector of a split's prompts; `parts` are fields of StepCollector that no recipe sets."""
         own = {"episodes": self.episodes, "tokenizer": self.tokenizer, "tool_parser": self.tool_parser}
         return self.build(split, on_tokens, **own, **parts, **step_options(self.plan.recipe, split, self.tokenizer))
 
@@ -138,7 +138,7 @@ class EpisodeCollector(Collector):
 
 
 def _runner(plan: RunPlan, vocab_size: int | None) -> EpisodeRunner:
-    """What calls the plan's environment."""
+    """Return the runner that calls the plan's environment."""
     recipe, entries = plan.recipe, plan.environments
     most = [number for entry in entries if (number := max_concurrent(entry, plugin_config(recipe, entry))) is not None]
     assert plan.environment is not None, "as CollectorContext says"
@@ -160,7 +160,7 @@ def _concurrency(rollout: RolloutConfig, most: int | None) -> int | None:
 
 
 def _tool_parser(plan: RunPlan, tokenizer: Tokenizer) -> ToolParser | None:
-    """What reads the calls of tools in turns, by the recipe; None where nothing generates."""
+    """Return the parser of tool calls that the recipe names; None where nothing generates."""
     if (entry := plan.chosen.get("generator")) is None:
         return None
     engine = partial(engine_tool_parser, entry, plan.model)

@@ -164,7 +164,7 @@ def _start_engine(arguments: Mapping[str, Any]) -> Any:
 
 
 async def _told(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What it returns. RuntimeError for what it raises, which the parent may not be able to read and which may end the loop."""
+    """Return the call's result. RuntimeError for what it raises: the parent may not be able to read that, and it may end the loop."""
     try:
         return await coroutine
     except asyncio.CancelledError:

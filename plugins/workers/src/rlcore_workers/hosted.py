@@ -36,7 +36,7 @@ class HostOrder:
     """The parent's message to the standard input, pickled."""
 
     settings: Any
-    """What the engine is made of."""
+    """Arguments of the engine."""
     address: str
     """The socket to listen on once the engine is ready."""
     authkey: bytes

@@ -51,7 +51,7 @@ PLAIN = Scores()
 
 
 class Attention(Protocol):
-    """What the tokens of a forward pass attend to."""
+    """The keys and values that the tokens of a forward pass attend to."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
         """From query [T, H, D], key [T, K, D] and value [T, K, E] to [T, H · E]."""
@@ -212,7 +212,7 @@ def padded_attention(query: Tensor, key: Tensor, value: Tensor, scores: Scores) 
 
 
 def _stored_scores(query: Tensor, key: Tensor, value: Tensor, form: Scores) -> Tensor:
-    """With all scores of a bucket in memory: no kernel of torch knows caps or sinks."""
+    """Compute attention with all scores of a bucket in memory: no kernel of torch knows caps or sinks."""
     length = query.shape[2]
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if form.scaling is None else form.scaling)
     if form.softcap:

@@ -1,4 +1,4 @@
-"""What a refit announces and brings, compared with the tensors that the model has."""
+"""Compares what a refit announces and brings with the tensors that the model has."""
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping

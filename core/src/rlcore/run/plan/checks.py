@@ -72,7 +72,7 @@ def check_plan(plan: RunPlan) -> tuple[Note, ...]:
 
 
 def _context(plan: RunPlan) -> CheckContext:
-    """What the checks of plugins receive."""
+    """Arguments of the checks of plugins."""
     recipe, needs = plan.recipe, plan.algorithm.needs
     return CheckContext(
         model=plan.model,

@@ -28,7 +28,7 @@ class CollectorContext:
     """The run that a collector is built for, of which no backend is built yet."""
 
     plan: RunPlan
-    """With an environment."""
+    """The run's plan, which has an environment."""
     tokenizer: Tokenizer
     vocab_size: int | None
     """The number of the model's tokens; None where it is not known."""
@@ -80,7 +80,7 @@ class Collector(ABC):
         """The source of the steps' samples, each a CollectedRollouts."""
 
     def observers(self, source: Source, held_out: PromptRows | None, loop: LoopContext) -> Iterable[LoopObserver]:  # noqa: ARG002
-        """Those that keep the samples of a source as `[logging]` says, and that measure answers to held-out rows as
+        """Return observers that keep the samples of a source as `[logging]` says, and that measure answers to held-out rows as
         `[evaluation]` says, where there are any. A source of demonstrations or preferences is not the collector's own."""
         return ()
 
@@ -88,8 +88,8 @@ class Collector(ABC):
     def evaluator(
         self, held_out: PromptRows, generator: GeneratorGroup, clock: PhaseClock, progress: Progress
     ) -> Callable[[int], dict[str, float]]:
-        """What measures the answers to held-out rows once: called with the version of the generator's weights, it returns
-        figures named `evaluation/…`."""
+        """Return a function that measures the answers to held-out rows. Called with the version of the generator's weights, it
+        returns figures named `evaluation/…`."""
 
     def close(self) -> None:  # noqa: B027 - not all hold anything
         """End what is under way, and close the environment, which nothing else does."""

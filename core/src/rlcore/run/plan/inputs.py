@@ -35,7 +35,7 @@ class Inputs:
 
     tokenizer: Tokenizer
     collector: Collector | None
-    """What collects samples; None where no environment rewards any."""
+    """The collector of samples; None where no environment rewards any."""
     train_sets: Sequence[DataSet]
     train_rows: Sequence[Row]
     train_kept: Int64Array

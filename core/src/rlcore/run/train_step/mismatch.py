@@ -1,4 +1,4 @@
-"""How far generator and trainer disagree on sampled tokens."""
+"""Measures how far generator and trainer disagree on sampled tokens."""
 
 import numpy as np
 

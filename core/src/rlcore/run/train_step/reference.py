@@ -32,7 +32,7 @@ class Reference:
 
     @property
     def on_tokens(self) -> OnTokens | None:
-        """What is told of sequences that it will be asked about, as they come; None where nothing is."""
+        """Return a function to call with each sequence once it is sampled; None where nothing is computed ahead."""
         return None
 
     def is_beside(self, trainer: TrainerGroup) -> bool:

@@ -125,7 +125,7 @@ class LoopParts:
         )
 
     def _of_samples(self, source: Source, collecting: LoopContext | None) -> Iterable[LoopObserver]:
-        """Who keeps samples, and has an environment judge answers to held-out rows."""
+        """Return the observers that keep samples and have an environment judge answers to held-out rows."""
         inputs = self.inputs
         if inputs.collector is None or collecting is None:
             return ()
@@ -133,7 +133,7 @@ class LoopParts:
         return inputs.collector.observers(source, inputs.held_out_prompts if is_judged else None, collecting)
 
     def _held_out_examples(self, backends: Backends, weights: WeightSync) -> Iterator[LoopObserver]:
-        """Who has the algorithm measure held-out rows."""
+        """Return the observers that have the algorithm measure held-out rows."""
         inputs = self.inputs
         if inputs.held_out is not None:
             examples = HeldOutExamples.of(inputs.held_out, inputs.measured, self.plan.algorithm, backends, inputs.measured_sets)

@@ -43,7 +43,7 @@ def section_problems(plan: RunPlan) -> Iterator[Problem | Note]:
 
 
 def placeholder_problems(options: CheckpointEvaluationConfig) -> Iterator[Problem]:
-    """What in the command stands for nothing."""
+    """Yield a problem for each placeholder of the command that stands for nothing."""
     for number, argument in enumerate(options.command):
         for name in _PLACEHOLDER.findall(argument):
             path = f"{SECTION}.command[{number}]"
