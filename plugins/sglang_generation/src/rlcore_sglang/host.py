@@ -164,7 +164,7 @@ def _start_engine(arguments: Mapping[str, Any]) -> Any:
 
 
 async def _told(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Return the call's result. RuntimeError for what it raises: the parent may not be able to read that, and it may end the loop."""
+    """Return the result. RuntimeError for what it raises: the parent may not be able to read that, and it may end the loop."""
     try:
         return await coroutine
     except asyncio.CancelledError:
