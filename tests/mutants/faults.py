@@ -366,7 +366,7 @@ FAULTS = (
     ),
     Fault(
         "tokens beyond the bound keep the generator's log-probabilities",
-        "rlcore.run.train_step.rescoring",
+        "rlcore.run.train_step.scorers",
         "batch = batch.with_token_column(GENERATION_LOGPROBS, np.where(is_old, present, generated))",
         "assert len(present) == len(generated)",
         GOING_ON.format("generation-kl-whole-1-behind-rescore"),
@@ -862,7 +862,7 @@ FAULTS = (
     ),
     Fault(
         "every row of a mix has the first environment",
-        "rlcore.run.plan.mixed_environment",
+        "rlcore.run.data.mixes",
         "return self.of_set.get(str(row.get(DATA_SET)), next(iter(self.backends)))",
         "return next(iter(self.backends))",
         "tests/system/test_mixed_data.py::test_each_set_has_its_share_and_its_environment",
@@ -897,14 +897,14 @@ FAULTS = (
     ),
     Fault(
         "a step's rows count for the sets of the next step's",
-        "rlcore.run.train_step.example_source",
+        "rlcore.run.train_step.held_out",
         "return () if self.names_of is None else self.names_of(self.examples.rows[self.stream.indices(step - 1)])",
         "return () if self.names_of is None else self.names_of(self.examples.rows[self.stream.indices(step)])",
         MIXED_SFT,
     ),
     Fault(
         "rows that are left out move the others into another set",
-        "rlcore.run.train_step.example_source",
+        "rlcore.run.train_step.held_out",
         "return () if self.names_of is None else self.names_of(self.examples.rows[self.stream.indices(step - 1)])",
         "return () if self.names_of is None else self.names_of(self.stream.indices(step - 1))",
         MIXED_SFT,
@@ -1597,7 +1597,7 @@ FAULTS = (
     ),
     Fault(
         "a schedule that the trainer replaces is told with its own figure",
-        "rlcore.run.plan.schedule_notes",
+        "rlcore.run.plan.checks",
         'if any(note.startswith("schedule: ") for note in plan.notes):',
         "if False:",
         "tests/core/run/plan/test_schedule_notes.py::test_nothing_is_said_of_a_schedule_that_the_trainer_replaces",

@@ -9,7 +9,7 @@ from typing import Any
 import pandas
 import pytest
 
-from rlcore.run.report.timeline import read_timeline
+from rlcore.run.report.timing import read_timeline
 from rlcore.spi import SetResidencyRequest, SetResidencyResult
 from rlcore_ray.pool_groups import PoolTrainer
 

@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from rlcore.run.report.timeline import Span, append_timeline
-from rlcore.run.report.timing import STEP_PHASES
+from rlcore.run.report.timing import STEP_PHASES, Span, append_timeline
 
 NASTY = "</script><script>alert(1)</script><!-- & \u2028 {{data}} "
 """What would end a script, begin a comment, break a line of JavaScript, or be filled in."""

@@ -1,6 +1,6 @@
 """Traces in Chrome's format: where each span stands, and of which process and thread it is."""
 
-from rlcore.run.report.timeline import Span
+from rlcore.run.report.timing import Span
 from rlcore_report.chrome_trace import chrome_trace
 
 SPANS = [

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import pytest
 
-from rlcore.run.report.timeline import Span, append_timeline
+from rlcore.run.report.timing import Span, append_timeline
 from rlcore_report.trace_command import parse_steps
 
 

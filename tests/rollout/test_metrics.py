@@ -5,7 +5,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.run.protocols import CollectedRollouts
-from rlcore.run.train_step.sample_metrics import rollout_metrics, throughput_metrics
+from rlcore.run.train_step.metrics import rollout_metrics, throughput_metrics
 from rlcore.spi import FinishReason, RolloutBatch, TokenBatch
 from rlcore.spi.arrays import offsets_of
 from rlcore_rollout.held_out import evaluation_metrics

@@ -8,7 +8,7 @@ import pandas
 import pytest
 from attrs import evolve
 
-from rlcore.run.data.seeds import Stream
+from rlcore.run.data.prompt_stream import Stream
 from rlcore.spi import (
     ConfigError,
     EnvironmentContext,

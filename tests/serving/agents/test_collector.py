@@ -15,7 +15,7 @@ import pytest
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.train_step.sample_metrics import rollout_metrics, throughput_metrics
+from rlcore.run.train_step.metrics import rollout_metrics, throughput_metrics
 from rlcore.spi import (
     EPISODE_IDS,
     GENERATION_LOGPROBS,

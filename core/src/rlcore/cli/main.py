@@ -34,8 +34,8 @@ class LazyGroup(ReportingGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command. PluginError where it is not usable, or where its package is not installed."""
+        from rlcore.installed import CORE
         from rlcore.registry.commands import find_command
-        from rlcore.registry.version_compatibility import CORE
 
         entry = find_command(cmd_name)
         if entry is None:

@@ -10,9 +10,8 @@ from attrs import field, frozen
 
 from rlcore.config.asynchrony import AsyncConfig
 from rlcore.config.checkpoint_evaluation import CheckpointEvaluationConfig
-from rlcore.config.critic import CriticConfig, Offload
 from rlcore.config.data import DataConfig, NumRows
-from rlcore.config.model import ModelConfig, ReferenceConfig
+from rlcore.config.model import CriticConfig, ModelConfig, Offload, ReferenceConfig
 from rlcore.config.plugin_choice import EACH_ONCE, NamedPluginChoice, ObserversConfig, PluginChoice, PluginsConfig, SinksConfig
 from rlcore.schema.constraints import (
     KNOWN_HOME,

@@ -13,7 +13,7 @@ from attrs import evolve
 
 from rlcore.registry.module_source import path_problem
 from rlcore.registry.plugin_errors import attributed, fault_of
-from rlcore.schema.listing import listed
+from rlcore.schema.suggestions import listed
 from rlcore.spi.arrays import Float32Array, Int64Array, check_array, check_range
 from rlcore.spi.batch import TokenBatch
 from rlcore.spi.errors import ContractError, NonFiniteError, RefitError

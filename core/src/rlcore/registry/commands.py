@@ -20,6 +20,7 @@ class CommandEntry(DescribedEntry):
     """One installed command."""
 
     described_by: ClassVar[type] = CommandSpec
+    path_fields: ClassVar[tuple[str, ...]] = ("command",)
     is_of_recipes: ClassVar[bool] = False
     role: str = "command"
     provider: CommandSpec | None = None
@@ -31,10 +32,6 @@ class CommandEntry(DescribedEntry):
         assert spec is not None
         if not isinstance(spec.help, str) or not spec.help.strip() or "\n" in spec.help:
             yield f"help is {spec.help!r}; expected one line"
-
-    def paths(self) -> dict[str, str]:
-        """Return the path of the command."""
-        return {} if self.provider is None else {"command": self.provider.command}
 
     @property
     def priority(self) -> int:

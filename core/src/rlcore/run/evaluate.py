@@ -7,7 +7,7 @@ from pathlib import Path
 from attrs import evolve
 
 from rlcore.registry.generator_handle import OWN_VERSION
-from rlcore.run.execution.backends import execution
+from rlcore.run.execution.context import execution
 from rlcore.run.execution.in_process import generator_alone
 from rlcore.run.execution.weight_sync import weight_sync_of
 from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm

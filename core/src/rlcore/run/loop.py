@@ -16,8 +16,8 @@ from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.protocols import Learner, LoopObserver, LoopPosition, Saver, Scorer, Source, TrainedStep, WeightSync
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock, idle_seconds
+from rlcore.run.train_step.metrics import sample_metrics, throughput_metrics
 from rlcore.run.train_step.minibatches import minibatches_with_signal
-from rlcore.run.train_step.sample_metrics import sample_metrics, throughput_metrics
 
 
 @frozen(kw_only=True, eq=False)

@@ -1,6 +1,6 @@
-"""Did-you-mean, for names in error messages."""
+"""Names in messages: the nearest of those that are known, and the first few of many."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -26,3 +26,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """ "; did you mean 'x'?" for the nearest of the known names, or an empty string where none is near."""
     near = nearest(name, known)
     return f"; did you mean {near!r}?" if near else ""
+
+
+def listed(names: Sequence[str], most: int = 3, separator: str = ", ") -> str:
+    """ "a, b, c and 2 more"."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return separator.join(names[:most]) + more

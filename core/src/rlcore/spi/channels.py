@@ -35,8 +35,7 @@ from attrs import field, frozen
 from rlcore.schema.printable import plain_texts
 from rlcore.spi.errors import PluginError
 from rlcore.spi.provider import as_frozen, available, installed_in
-from rlcore.spi.shards import Delta
-from rlcore.spi.weights import TensorSpec
+from rlcore.spi.weights import Delta, TensorSpec
 
 CHANNEL_GROUP = "rlcore.channels"
 """Entry-point group of channels, each a ChannelProvider under the channel's name."""

@@ -1,15 +1,94 @@
-"""What the core gives a backend when it builds it: `Backend(context, config)`."""
+"""What the core gives a backend when it builds it, `Backend(context, config)`; `[optimizer]`, `[schedule]` and `[lora]`."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from attrs import field, frozen
 
-from rlcore.spi.lora import LoraSpec
-from rlcore.spi.optimizer import OptimizerSpec, ScheduleSpec
-from rlcore.spi.shards import Delta
-from rlcore.spi.weights import DtypeName, Head
+from rlcore.schema.constraints import KNOWN_HOME, Constraint, Positive, Share, Text, above, at_least, at_least_below
+from rlcore.spi.weights import Delta, DtypeName, Head
+
+ALL_LINEAR = "all-linear"
+"""The target that stands for every linear layer of the decoder's layers."""
+
+_TARGETS = Constraint(
+    f'that are not empty, each once, or "{ALL_LINEAR}" alone',
+    lambda value: all(value) and len(set(value)) == len(value) > 0 and (len(value) == 1 or ALL_LINEAR not in value),
+)
+
+
+@frozen(kw_only=True)
+class LoraSpec:
+    """`[lora]`: low-rank adapters (arXiv:2106.09685) train, and the model's own weights stay as they are.
+
+    A linear layer W [out, in] computes W x + alpha / rank · B A dropout(x), with A [rank, in] and B [out, rank] in float32. A
+    begins uniform in ±1/√in, as PEFT's does, from the run's seed and the layer's name; B begins at zero.
+    """
+
+    rank: Positive = 16
+    """Rows of A and columns of B."""
+    alpha: Annotated[float, above(0)] = 32.0
+    """The adapters' product is scaled by alpha / rank."""
+    dropout: Annotated[float, at_least_below(0, 1)] = 0.0
+    """Share of each adapter's inputs that a train step sets to zero; the others are divided by 1 - dropout."""
+    targets: Annotated[tuple[str, ...], _TARGETS] = (ALL_LINEAR,)
+    """The linear layers with an adapter, by the end of their names as in PEFT's target_modules, such as "q_proj" or
+    "self_attn.q_proj". "all-linear" is every one in the decoder's layers: routers, fused experts and the head are none."""
+    init_from: Annotated[Text, KNOWN_HOME] | None = None
+    """A PEFT directory of the same rank, alpha and targets whose adapters the run begins with."""
+
+    @property
+    def scale(self) -> float:
+        """What the adapters' product is multiplied by."""
+        return self.alpha / self.rank
+
+
+Beta: TypeAlias = Annotated[float, at_least_below(0, 1)]
+
+
+@frozen(kw_only=True)
+class OptimizerSpec:
+    """`[optimizer]`: AdamW (arXiv:1711.05101), the same under every trainer."""
+
+    learning_rate: Annotated[float, above(0)] = 1e-6
+    """Peak learning rate."""
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """Decay of the running means of the gradient and of its square."""
+    eps: Annotated[float, above(0)] = 1e-8
+    """Added to the square root of the second moment."""
+    weight_decay: Annotated[float, at_least(0)] = 0.0
+    """Decoupled decay of weight matrices; biases and norms are never decayed."""
+    max_grad_norm: Annotated[float, at_least(0, "0.0 never scales gradients down.")] = 1.0
+    """Gradients are scaled down to this global L2 norm; 0.0 never."""
+
+
+@frozen(kw_only=True)
+class ScheduleSpec:
+    """`[schedule]`: the learning rate over the run's optimizer steps."""
+
+    warmup_steps: Annotated[int, at_least(0, "0 starts at the peak.")] = 0
+    """Steps over which the learning rate rises linearly; the last of them is the first at the peak."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """The learning rate's course from the end of the warm-up to the end of the run."""
+    min_learning_rate_ratio: Share = 0.0
+    """Where a decay ends, as a share of the peak."""
+
+    def share(self, step: int, num_steps: int) -> float:
+        """The learning rate of optimizer step `step`, counted from 0, in a run of `num_steps`, as a share of the peak.
+
+        Steps 0 … warmup_steps-1 rise as (step+1)/warmup_steps. The decay starts at 1 in step warmup_steps and reaches
+        min_learning_rate_ratio in step `num_steps`, where it stays.
+        """
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if self.decay == "constant":
+            return 1.0
+        num_decay_steps = max(1, num_steps - self.warmup_steps)
+        progress = min(1.0, (step - self.warmup_steps) / num_decay_steps)
+        remaining = 1.0 - progress if self.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+        return self.min_learning_rate_ratio + (1.0 - self.min_learning_rate_ratio) * remaining
 
 
 @frozen(kw_only=True)

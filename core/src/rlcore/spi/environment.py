@@ -4,15 +4,46 @@ Verifiable rewards are one-turn episodes. State is explicit, so that one environ
 episodes and an episode can continue in another process.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from typing import Any, Literal, Protocol, Self, TypeAlias, overload
 
 from attrs import field, frozen
 
 from rlcore.spi.arrays import Int32Array
 from rlcore.spi.errors import DataError
 from rlcore.spi.generator import FinishReason
-from rlcore.spi.tools import Tool, ToolCall
+
+Tool: TypeAlias = Mapping[str, Any]
+"""{"type": "function", "function": {"name": text, "description": text, "parameters": a JSON schema of the arguments}}"""
+
+
+@frozen(kw_only=True)
+class ToolCall:
+    """One call of a tool that the policy wrote, whether or not it could be read."""
+
+    id: str
+    """Names the call among those of its turn."""
+    name: str
+    """The tool's name, whether or not there is such a tool; empty where none could be read."""
+    arguments: Mapping[str, Any] = field(factory=dict)
+    """Parsed from JSON; empty where `error` is not None."""
+    text: str
+    """The call as the policy wrote it."""
+    error: str | None = None
+    """Why the call could not be read; None where it could."""
+
+
+ParseToolCalls: TypeAlias = Callable[[str, Sequence[Tool]], tuple[str, Sequence[ToolCall]]]
+"""(text of a turn with its special tokens, tools of the episode) -> (text without the calls, calls in order)."""
+
+
+class ToolParser(Protocol):
+    """Finds the calls of tools in a turn."""
+
+    def parse(self, text: str, tools: Sequence[Tool] = ()) -> tuple[str, tuple[ToolCall, ...]]:
+        """Return the text without the calls, and the calls in order, those that could not be read among them. Never raises."""
+
 
 Message: TypeAlias = Mapping[str, Any]
 """{"role": "system" | "user" | "assistant" | "tool", "content": text}, with "name" and "tool_call_id" of a tool's answer. Any
@@ -157,3 +188,36 @@ class Environment(Protocol):
 
     def rows(self, split: str) -> Sequence[Row] | None:
         """Records that the environment makes itself ("train", "evaluation", disjoint); None where it brings none."""
+
+
+class LazyRows(Sequence[Row]):
+    """LazyRows(num_rows, make): rows that make(0) to make(num_rows - 1) return, each time one is taken. They cost the memory of
+    what they are made from."""
+
+    def __init__(self, num_rows: int, make: Callable[[int], Row], level_of: Callable[[int], int | None] | None = None) -> None:
+        """`make` is called with numbers from 0 to num_rows - 1; so is `level_of`, which tells the field `level` of a row
+        without making it."""
+        self.numbers = range(num_rows)
+        """The numbers of these rows; those of a slice are among the whole sequence's."""
+        self._make = make
+        self.level_of = level_of
+        """What tells the level of a row by its number; None where the row has to be made."""
+
+    def name_of(self, index: int) -> str:
+        """Return how errors call a row."""
+        return f"row {index} (the first is 0)"
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: int | slice) -> "Row | Self":
+        numbers = self.numbers[index]
+        if isinstance(numbers, int):
+            return self._make(numbers)
+        rows = copy(self)
+        rows.numbers = numbers
+        return rows

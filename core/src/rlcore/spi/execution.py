@@ -26,8 +26,8 @@ from rlcore.spi.lifecycle import (
     SetResidencyResult,
 )
 from rlcore.spi.loss import LossSpec
-from rlcore.spi.shards import Delta
 from rlcore.spi.trainer import ExportWeightsRequest, TrainStepResult
+from rlcore.spi.weights import Delta
 
 
 @frozen(kw_only=True, eq=False)

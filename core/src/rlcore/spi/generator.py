@@ -8,10 +8,9 @@ import numpy as np
 from attrs import field, frozen
 
 from rlcore.spi.arrays import Float32Array, Int16Array, Int32Array, Int64Array, UInt8Array, check_array, check_offsets
-from rlcore.spi.batch import PackedTokens, RaggedTokens
+from rlcore.spi.batch import Images, PackedTokens, RaggedTokens, SamplingMask, check_images
 from rlcore.spi.errors import ContractError
 from rlcore.spi.hooks import hookspec
-from rlcore.spi.images import Images, check_images
 from rlcore.spi.lifecycle import (
     CloseRequest,
     LoadStateRequest,
@@ -21,9 +20,7 @@ from rlcore.spi.lifecycle import (
     SetResidencyRequest,
     SetResidencyResult,
 )
-from rlcore.spi.sampling_mask import SamplingMask
-from rlcore.spi.shards import Delta
-from rlcore.spi.weights import WeightExport
+from rlcore.spi.weights import Delta, WeightExport
 
 
 class FinishReason(IntEnum):

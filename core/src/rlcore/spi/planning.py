@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from attrs import field, frozen
 
-from rlcore.spi.lora import LoraSpec
+from rlcore.spi.context import LoraSpec
 from rlcore.spi.weights import DtypeName
 
 PLANNER_GROUP = "rlcore.planners"

@@ -19,8 +19,7 @@ from rlcore.spi.lifecycle import (
     SetResidencyResult,
 )
 from rlcore.spi.loss import LossSpec
-from rlcore.spi.shards import Delta
-from rlcore.spi.weights import DtypeName, WeightExport
+from rlcore.spi.weights import Delta, DtypeName, WeightExport
 
 
 @frozen(kw_only=True)

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from attrs import evolve, frozen
 
-from rlcore.config.critic import Offload
+from rlcore.config.model import Offload
 from rlcore.spi import PlanContext, PlanOption
 from rlcore_plan.device_room import GENERATOR_SHARE, TRAINER_SHARE, generator_room, trainer_room
 from rlcore_plan.devices import GIB, Devices

@@ -5,7 +5,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from rlcore.config.critic import Offload
+from rlcore.config.model import Offload
 from rlcore.gpu import device_memories
 from rlcore.registry.discovery import Entry
 from rlcore.registry.plugin_errors import first_line

@@ -2,7 +2,7 @@
 
 from attrs import field, frozen
 
-from rlcore.config.critic import Offload
+from rlcore.config.model import Offload
 from rlcore.config.recipe import Recipe
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.selection import select

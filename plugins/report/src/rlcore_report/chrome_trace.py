@@ -8,7 +8,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from rlcore.run.report.timeline import DRIVER, Span
+from rlcore.run.report.timing import DRIVER, Span
 
 STEPS_THREAD, DRIVER_THREAD = 0, 1
 US = 1_000_000

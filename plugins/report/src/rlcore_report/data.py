@@ -5,8 +5,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from rlcore.run.report.timeline import DRIVER, Span, read_timeline
-from rlcore.run.report.timing import STEP_PHASES
+from rlcore.run.report.timing import DRIVER, STEP_PHASES, Span, read_timeline
 from rlcore.run.storage.run_directory import PYTHON, RunDirectory
 from rlcore.run.storage.saved_run import SavedRun
 from rlcore_report.configurations import differences, flat

@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rlcore.registry.functions import functions
 from rlcore.registry.plugin_errors import first_line
+from rlcore.registry.run_parts import functions
 from rlcore.run.report.timing import STEP_PHASES
 from rlcore.schema.printable import class_name
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from rlcore.run.report.status_file import INTERRUPTED, RunError, Status, read_status
+from rlcore.run.report.recorded_progress import INTERRUPTED, RunError, Status, read_status
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.schema.file_limits import read_file, require_file
 

@@ -11,7 +11,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from rlcore import spi
-from rlcore.run.data.mixed_rows import DATA_SET
+from rlcore.run.data.mixes import DATA_SET
 from rlcore.run.data.text import History
 from rlcore.run.plan.collector import OnTokens
 from rlcore.run.protocols import CollectedRollouts

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 from attrs import frozen
 
-from rlcore.run.data.prompt_stream import PromptOrder
-from rlcore.run.data.seeds import Stream
+from rlcore.run.data.prompt_stream import PromptOrder, Stream
 from rlcore.spi import CheckpointError
 from rlcore.spi.arrays import BoolArray, Int64Array
 from rlcore_rollout.levels import Levels, LevelState

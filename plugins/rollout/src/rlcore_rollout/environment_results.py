@@ -10,9 +10,9 @@ import numpy as np
 from attrs import define, field, frozen
 
 from rlcore import spi
-from rlcore.lone_surrogates import lone_surrogate
 from rlcore.registry.plugin_errors import described, message_of
 from rlcore.run.data.text import renderer
+from rlcore.schema.printable import lone_surrogate
 from rlcore.spi import ContractError, EpisodeResult, Observation, ResetResult, RewardError, StepResult
 from rlcore.spi.arrays import check_array
 from rlcore.spi.errors import ProblemsError

@@ -8,13 +8,14 @@ from rlcore.config.data import LEVEL_WINDOW, DataConfig, Split
 from rlcore.config.recipe import RolloutConfig
 from rlcore.registry.provider_calls import engine_tool_parser, max_concurrent
 from rlcore.run.data.text import renderer
-from rlcore.run.plan.collector import Collector, CollectorContext, LoopContext, OnTokens, PromptRows
+from rlcore.run.plan.algorithm_rules import replays_sampling_mask
+from rlcore.run.plan.collector import Collector, CollectorContext, LoopContext, PromptRows
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
-from rlcore.run.plan.truncation import replays_sampling_mask
 from rlcore.run.protocols import LoopObserver, Source
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
+from rlcore.run.train_step.scorers import OnTokens
 from rlcore.spi import DataError, Observation, Row, Tokenizer, ToolParser
 from rlcore.spi.arrays import Int64Array
 from rlcore.spi.execution import GeneratorGroup

@@ -10,12 +10,12 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from rlcore.run.data.seeds import Stream
+from rlcore.run.data.prompt_stream import Stream
 from rlcore.run.protocols import CollectedRollouts, Source
 from rlcore.run.report.progress import Progress
-from rlcore.run.report.timeline import DRIVER
+from rlcore.run.report.timing import DRIVER
 from rlcore.run.train_step.held_out import HeldOutObserver
-from rlcore.run.train_step.sample_metrics import rollout_metrics
+from rlcore.run.train_step.metrics import rollout_metrics
 from rlcore.spi import Row
 from rlcore.spi.arrays import BoolArray, Int32Array, Int64Array
 from rlcore_rollout.collector import StepCollector

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import frozen
 
-from rlcore.run.data.mixed_rows import MixedRows
+from rlcore.run.data.mixes import MixedRows
 from rlcore.spi import DataError, LazyRows, Row
 from rlcore.spi.arrays import BoolArray, Int64Array
 

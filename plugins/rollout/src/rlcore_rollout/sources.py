@@ -6,8 +6,7 @@ from typing import Any, ClassVar
 
 from attrs import evolve
 
-from rlcore.run.data.prompt_stream import PromptOrder
-from rlcore.run.data.seeds import Stream
+from rlcore.run.data.prompt_stream import PromptOrder, Stream
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.protocols import CollectedRollouts, Source, always
 from rlcore.spi import Row, capabilities

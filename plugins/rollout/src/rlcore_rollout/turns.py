@@ -14,7 +14,7 @@ from typing import Any
 from attrs import frozen
 
 from rlcore.run.data.text import History, renderer
-from rlcore.run.plan.collector import OnTokens
+from rlcore.run.train_step.scorers import OnTokens
 from rlcore.spi import DataError, FinishReason, SamplingParams, Tokenizer, Tool, ToolCall, ToolParser
 from rlcore_rollout.environment_calls import EnvironmentCalls, TaskPool
 from rlcore_rollout.environment_results import Failure, MaskedFailures

@@ -12,8 +12,8 @@ from rlcore.model_files import CONFIG_FILE, config_number
 from rlcore.registry.binding import build_generator
 from rlcore.registry.discovery import Entry
 from rlcore.registry.generator_handle import OWN_VERSION
+from rlcore.registry.handle import closed_after
 from rlcore.registry.provider_calls import engine_tool_parser, run_check
-from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.execution.streams import run_stream
 from rlcore.run.plan.checks import raise_problems
 from rlcore_model_files.directory import GENERATION_FILE

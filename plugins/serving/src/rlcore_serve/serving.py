@@ -15,8 +15,8 @@ from rlcore.files import alone, storage_errors
 from rlcore.gpu import Device, detect_device
 from rlcore.registry.binding import build_trainer
 from rlcore.registry.discovery import Entry, Registry
+from rlcore.registry.handle import closed_after
 from rlcore.registry.selection import select
-from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.plan.channel import has_other_model
 from rlcore.run.plan.run_plan import dtype_of, model_spec
 from rlcore.run.plan.sections import convert_recipe, plugin_config

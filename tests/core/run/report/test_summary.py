@@ -1,6 +1,6 @@
 """A run's final figures, from its metrics."""
 
-from rlcore.run.report.summary import summarize
+from rlcore.run.report.metrics_file import summarize
 from rlcore.run.report.timing import STEP_PHASES
 
 PARTS = ("total", *STEP_PHASES, "other")

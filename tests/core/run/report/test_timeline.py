@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.run.report.timeline import Span, Timeline, append_timeline, read_timeline, rewind_timeline
+from rlcore.run.report.timing import Span, Timeline, append_timeline, read_timeline, rewind_timeline
 
 
 def test_spans_stand_at_the_time_of_day(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from rlcore.run.report.status_file import read_status
-from rlcore.run.report.timeline import read_timeline
+from rlcore.run.report.recorded_progress import read_status
+from rlcore.run.report.timing import read_timeline
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saved_run import SavedRun
 from rlcore.spi import CheckpointError

@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from rlcore.spi.sampling_mask import SamplingMask
+from rlcore.spi.batch import SamplingMask
 from rlcore_torchkit.head.onednn import linear
 
 _FLOOR = -1e30

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from rlcore.model_files import AGAIN, CONFIG_FILE
 from rlcore.schema.homes import expanded
-from rlcore.schema.listing import listed
+from rlcore.schema.suggestions import listed
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ModelError, Problem
 from rlcore_model_files.directory import INDEX_FILE, SINGLE_FILE, file_problems, index_shards, several_models

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlcore.spi import TensorSpec
-from rlcore.spi.shards import ShardSlice
+from rlcore.spi.weights import ShardSlice
 
 NOTHING = -1
 """The version of copies that are not whole."""

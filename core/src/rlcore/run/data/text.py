@@ -10,7 +10,7 @@ from rlcore import spi
 from rlcore.config.data import DatasetConfig, Split
 from rlcore.config.model import ModelConfig
 from rlcore.config.recipe import RolloutConfig
-from rlcore.registry.text import text_backend
+from rlcore.registry.run_parts import text_backend
 from rlcore.run.data.examples import Examples
 from rlcore.spi.arrays import Int32Array, Int64Array
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from attrs import define, evolve
 
-from rlcore.config.critic import Offload
+from rlcore.config.model import Offload
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.execution.backend_plan import BackendPlan
 from rlcore.run.execution.refit import Refitter

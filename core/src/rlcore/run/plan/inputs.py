@@ -15,7 +15,7 @@ from rlcore.config.data import DataConfig
 from rlcore.config.recipe import Recipe
 from rlcore.model_files import config_number
 from rlcore.run.data.examples import Examples
-from rlcore.run.data.mixed_rows import MixedRows, of_set
+from rlcore.run.data.mixes import MixedRows, of_set
 from rlcore.run.data.prompt_stream import MixedStream, PromptOrder, PromptStream
 from rlcore.run.data.rows_digest import RowDigests, rows_digest, sampled
 from rlcore.run.data.text import tokenizers
@@ -24,7 +24,7 @@ from rlcore.run.plan.data_sets import DataSet, all_rows, data_sets, examples_of,
 from rlcore.run.plan.other_models import check_vocabulary
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import Source
-from rlcore.run.train_step.example_source import ExampleSource
+from rlcore.run.train_step.held_out import ExampleSource
 from rlcore.spi import ConfigError, DataError, Problem, Row, Tokenizer
 from rlcore.spi.arrays import Int64Array
 

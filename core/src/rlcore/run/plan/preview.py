@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from attrs import frozen
 
 from rlcore.config.data import DatasetConfig, Split
-from rlcore.registry.functions import only_function
+from rlcore.registry.run_parts import only_function
 from rlcore.run.data.text import renderer, tokenizers
 from rlcore.run.plan.data_sets import rows_of
 from rlcore.run.plan.inputs import Inputs, load_inputs

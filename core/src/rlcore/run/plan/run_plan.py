@@ -7,9 +7,9 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from rlcore import spi
-from rlcore.config.critic import CriticConfig
 from rlcore.config.data import Split
 from rlcore.config.dump import dump_toml
+from rlcore.config.model import CriticConfig
 from rlcore.config.recipe import Recipe
 from rlcore.gpu import Device
 from rlcore.registry.algorithm_handle import AlgorithmHandle

@@ -9,8 +9,14 @@ from rlcore.registry.algorithm_handle import AlgorithmHandle, AlgorithmState
 from rlcore.run.data.rows_digest import RowDigests
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import LoopPosition
-from rlcore.run.storage.algorithm_state import state_for
-from rlcore.run.storage.checkpoint import LoopState, list_checkpoints, newest_checkpoint, read_loop_state, require_intact
+from rlcore.run.storage.checkpoint import (
+    LoopState,
+    list_checkpoints,
+    newest_checkpoint,
+    read_loop_state,
+    require_intact,
+    state_for,
+)
 from rlcore.run.storage.recipe_changes import Change, recipe_changes
 from rlcore.run.storage.run_directory import LAST_SAVED, RunDirectory
 from rlcore.run.storage.saver import RunSaver, model_digest

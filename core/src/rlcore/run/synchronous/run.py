@@ -14,12 +14,12 @@ from rlcore.config.recipe import Recipe
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.binding import build_algorithm, build_environment, build_generator, build_trainer
 from rlcore.registry.discovery import Entry, Registry
+from rlcore.registry.handle import closed_after
 from rlcore.run.data.prompt_stream import PromptStream
 from rlcore.run.execution.groups import InProcessGenerator, InProcessTrainer
 from rlcore.run.execution.in_process import InProcessRoute
 from rlcore.run.execution.refit import Refitter
 from rlcore.run.execution.residency import Residency
-from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.execution.weight_sync import GeneratorSync
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.loop import Loop
@@ -30,7 +30,7 @@ from rlcore.run.report.timing import PhaseClock
 from rlcore.run.synchronous.source import SynchronousSource
 from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
 from rlcore.run.train_step.policy import PolicyLearner
-from rlcore.run.train_step.reference import Reference
+from rlcore.run.train_step.scorers import Reference
 from rlcore.spi import Tokenizer
 from rlcore.spi.execution import Backends
 

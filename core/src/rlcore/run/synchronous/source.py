@@ -12,8 +12,7 @@ import numpy as np
 from attrs import define, field, frozen
 
 from rlcore import spi
-from rlcore.run.data.prompt_stream import PromptOrder
-from rlcore.run.data.seeds import Stream
+from rlcore.run.data.prompt_stream import PromptOrder, Stream
 from rlcore.run.protocols import CollectedRollouts, Source, always
 from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import Tokenizer

@@ -1,7 +1,7 @@
-"""Evaluates held-out rows: the algorithm's figures of their log-probabilities, or values, with the present weights."""
+"""Rows of a data set with answers: the source of steps that learn from them, and the figures of those that are held out."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from attrs import define, field, frozen
@@ -10,11 +10,36 @@ from rlcore import spi
 from rlcore.config.recipe import Recipe
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.run.data.examples import Examples, example_batch
-from rlcore.run.protocols import LoopObserver, WeightSync
+from rlcore.run.data.prompt_stream import PromptOrder
+from rlcore.run.protocols import LoopObserver, Source, WeightSync, always
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.train_step.reference import Reference
+from rlcore.run.train_step.scorers import Reference
+from rlcore.spi import RolloutBatch
 from rlcore.spi.arrays import Float32Array, Int64Array, take_rows
 from rlcore.spi.execution import Backends, TrainerGroup
+
+
+@frozen(kw_only=True, eq=False)
+class ExampleSource(Source):
+    """Source of batches from answers of the data set."""
+
+    examples: Examples
+    stream: PromptOrder
+    names_of: Callable[[Int64Array], Sequence[str]] | None = None
+    """The data sets of rows, by their numbers; None where there is only one."""
+
+    def sets_of_examples(self, step: int) -> Sequence[str]:
+        """[G]: the data set of each group of a step's examples, where there are several; none otherwise."""
+        return () if self.names_of is None else self.names_of(self.examples.rows[self.stream.indices(step - 1)])
+
+    def sample(
+        self,
+        step: int,
+        weight_version: int,  # noqa: ARG002 - no policy is asked
+        may_go_on: Callable[[], bool] = always,  # noqa: ARG002 - nothing takes time
+    ) -> RolloutBatch:
+        """The examples of a step."""
+        return example_batch(self.examples, self.stream.indices(step - 1))
 
 
 @frozen(kw_only=True, eq=False)

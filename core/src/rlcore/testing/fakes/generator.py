@@ -26,8 +26,7 @@ from rlcore.spi import (
     tensor_digest,
 )
 from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array, offsets_of
-from rlcore.testing.fakes.policy import NAMES, TRANSITION, Float64Array, log_softmax, logits, make_weights
-from rlcore.testing.fakes.residency import count_residency
+from rlcore.testing.fakes.policy import NAMES, TRANSITION, Float64Array, count_residency, log_softmax, logits, make_weights
 from rlcore.testing.fakes.tokenizer import VOCABULARY_SIZE, FakeTokenizer
 
 OWN_SCALE = 1.2

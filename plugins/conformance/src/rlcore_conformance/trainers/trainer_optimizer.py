@@ -36,7 +36,7 @@ SMALL = 0.02
 
 
 class TrainerOptimizer(TrainerFixtures):
-    """The contract of `rlcore.spi.optimizer`."""
+    """The contract of `rlcore.spi.context`."""
 
     @pytest.mark.parametrize(("schedule", "shares"), SCHEDULES.values(), ids=SCHEDULES)
     def test_learning_rate_follows_the_schedule(

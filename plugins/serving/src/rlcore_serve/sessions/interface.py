@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from attrs import frozen
 
-from rlcore.registry.functions import call_function
+from rlcore.registry.run_parts import call_function
 from rlcore.spi import ChatTokenizer, FinishReason, ParseToolCalls, SamplingMask, SamplingParams, SessionEndpoint
 from rlcore.spi.arrays import BoolArray, Float32Array, Int32Array
 
