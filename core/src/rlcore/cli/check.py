@@ -1,4 +1,4 @@
-"""`rlcore check` and `rlcore config`."""
+"""`rlcore check`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,23 +121,3 @@ def _evaluation(prepared: "RunPlan") -> str:
         return "off"
     every = f"every {options.every_n_steps} steps" if options.every_n_steps > 0 else ""
     return ", ".join(filter(None, ("at the start" if options.at_start else "", every, "at the end" if options.at_end else "")))
-
-
-@click.command("config")
-@recipe_arguments
-def config_command(recipe: Path, overrides: tuple[str, ...]) -> None:
-    """Print a recipe with every default.
-
-    As TOML, merged with what it extends and overridden. It is checked as far as it can be without selecting plugins or
-    looking at the model.
-    """
-    from rlcore.config.dump import dump_toml
-    from rlcore.config.load import read_raw
-    from rlcore.run.plan.sections import convert_recipe
-
-    converted, registry = convert_recipe(read_raw(recipe, overrides))
-    named = {"algorithm": converted.algorithm.name}
-    if converted.environment is not None:
-        named["environment"] = converted.environment.name
-    observers = [entry.name for entry in registry.observer_entries if entry.is_global]
-    click.echo(dump_toml(converted, named, observers), nl=False)

@@ -6,7 +6,7 @@ from contextlib import contextmanager, redirect_stdout
 from inspect import iscoroutine
 from typing import Any, ClassVar, TypeVar, get_args
 
-from attrs import evolve, frozen
+from attrs import evolve, fields_dict, frozen
 
 from rlcore.registry.module_source import path_problem
 from rlcore.registry.plugin_errors import fault_of
@@ -97,7 +97,8 @@ class DescribedEntry(Installed):
     def paths(self) -> dict[str, str]:
         """Return the paths of the description, by field."""
         found = {} if self.provider is None else {name: getattr(self.provider, name) for name in self.path_fields}
-        return {name: path for name, path in found.items() if path is not None}
+        declared = fields_dict(self.described_by)
+        return {name: path for name, path in found.items() if path is not None or declared[name].default is not None}
 
     @property
     def is_of_another_interface(self) -> bool:
