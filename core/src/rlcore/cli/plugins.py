@@ -13,10 +13,9 @@ from attrs import evolve, frozen
 from rlcore.cli.errors import color_setting
 from rlcore.gpu import Device, detect_device
 from rlcore.installed import CORE
-from rlcore.registry.commands import CommandEntry, commands
 from rlcore.registry.discovery import ObserverEntry, Registry, discover, load_group, named_entries
 from rlcore.registry.entries import ChannelEntry, DataSourceEntry, DescribedEntry, Installed
-from rlcore.registry.run_parts import CollectorEntry, LoopObserverEntry, TextEntry
+from rlcore.registry.run_parts import CollectorEntry, CommandEntry, LoopObserverEntry, TextEntry, commands
 from rlcore.registry.selection import AUTO_ROLES, Row, auto_error, explain, install_line, missing_roles, missing_text
 from rlcore.registry.states import MAX_REASON_CHARACTERS, PluginState, states_of
 from rlcore.schema.printable import printable

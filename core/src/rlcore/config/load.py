@@ -10,8 +10,7 @@ import tomli
 from attrs import field, frozen
 
 from rlcore.reading import parse_toml
-from rlcore.schema.file_limits import read_file
-from rlcore.schema.homes import expanded, has_home
+from rlcore.schema.file_limits import expanded, has_home, read_file
 from rlcore.schema.suggestions import similar_path
 from rlcore.secrets import keep_secrets
 from rlcore.spi import ConfigError, Problem, installed_data_sources

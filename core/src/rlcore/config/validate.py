@@ -12,7 +12,7 @@ from rlcore.config.asynchrony import AsyncConfig
 from rlcore.config.data_problems import mix_problems, source_problems
 from rlcore.config.recipe import EvaluationConfig, Recipe, RolloutConfig
 from rlcore.schema import describe
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import Problem
 
 _MOST_SAMPLES = 2**24

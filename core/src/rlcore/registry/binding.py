@@ -36,7 +36,7 @@ from rlcore.spi.environment import AgentEnvironment, Environment
 from rlcore.spi.errors import ContractError, PluginError
 from rlcore.spi.execution import OpenBackends
 from rlcore.spi.generator import GeneratorSpec
-from rlcore.spi.hooks import PROJECT
+from rlcore.spi.lifecycle import PROJECT
 from rlcore.spi.observer import ObserverContext
 from rlcore.spi.provider import Provider, Role
 from rlcore.spi.sink import Sink, SinkContext

@@ -46,9 +46,9 @@ NAMES = {
         "DraftCounts FinishReason GenerateRequest GenerateResult GeneratorSpec RefitRequest RefitResult RoutedExperts "
         "SampleFeed SamplingParams StreamRequest StreamResult"
     ),
-    "hooks": "hookimpl",
     "lifecycle": (
-        "CloseRequest LoadStateRequest LoadStateResult SaveStateRequest SaveStateResult SetResidencyRequest SetResidencyResult"
+        "CloseRequest LoadStateRequest LoadStateResult SaveStateRequest SaveStateResult SetResidencyRequest SetResidencyResult "
+        "hookimpl"
     ),
     "loss": "MISMATCH_METRICS LossInputs LossOutput LossSpec",
     "observer": "EvaluatedRun LOOP_OBSERVER_GROUP LoopObserverProvider ObserverContext",
@@ -86,7 +86,6 @@ if TYPE_CHECKING:
     from rlcore.spi.errors import *
     from rlcore.spi.execution import *
     from rlcore.spi.generator import *
-    from rlcore.spi.hooks import *
     from rlcore.spi.lifecycle import *
     from rlcore.spi.loss import *
     from rlcore.spi.observer import *

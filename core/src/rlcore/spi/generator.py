@@ -10,7 +10,6 @@ from attrs import field, frozen
 from rlcore.spi.arrays import Float32Array, Int16Array, Int32Array, Int64Array, UInt8Array, check_array, check_offsets
 from rlcore.spi.batch import Images, PackedTokens, RaggedTokens, SamplingMask, check_images
 from rlcore.spi.errors import ContractError
-from rlcore.spi.hooks import hookspec
 from rlcore.spi.lifecycle import (
     CloseRequest,
     LoadStateRequest,
@@ -19,6 +18,7 @@ from rlcore.spi.lifecycle import (
     SaveStateResult,
     SetResidencyRequest,
     SetResidencyResult,
+    hookspec,
 )
 from rlcore.spi.weights import Delta, WeightExport
 

@@ -1,9 +1,16 @@
-"""The records of the lifecycle hooks, which trainers and generators share."""
+"""The pluggy markers of the project, and the records of the lifecycle hooks, which trainers and generators share."""
 
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import pluggy
 from attrs import frozen
+
+PROJECT = "rlcore"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a backend's hooks, and with `wrapper=True` an observer's."""
+
 
 Place: TypeAlias = Literal["device", "host"]
 

@@ -8,7 +8,6 @@ from attrs import field, frozen
 from rlcore.spi.arrays import Float32Array
 from rlcore.spi.batch import GlobalCounts, TokenBatch
 from rlcore.spi.errors import ContractError
-from rlcore.spi.hooks import hookspec
 from rlcore.spi.lifecycle import (
     CloseRequest,
     LoadStateRequest,
@@ -17,6 +16,7 @@ from rlcore.spi.lifecycle import (
     SaveStateResult,
     SetResidencyRequest,
     SetResidencyResult,
+    hookspec,
 )
 from rlcore.spi.loss import LossSpec
 from rlcore.spi.weights import Delta, DtypeName, WeightExport

@@ -11,7 +11,7 @@ from rlcore.registry.discovery import Entry
 from rlcore.registry.plugin_errors import first_line
 from rlcore.registry.provider_calls import run_planner
 from rlcore.run.plan.auto_options import AUTO, section_fields
-from rlcore.run.plan.generator_placement import separate
+from rlcore.run.plan.channel import separate
 from rlcore.run.plan.run_plan import RunPlan, dtype_of
 from rlcore.schema.problem import ProblemsError
 from rlcore.schema.structure import structure

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.config.data import Split
-from rlcore.run.plan.collector import CollectorContext, OnTokens
+from rlcore.run.plan.collector import CollectorContext
 from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.train_step.scorers import OnTokens
 from rlcore.schema.structure import structure
 from rlcore.spi import ConfigError, Problem
 from rlcore_replay.replayed_run import ScheduleReplay

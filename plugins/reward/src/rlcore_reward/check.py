@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from rlcore.model_files import CONFIG_FILE, read_object
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi import CheckContext, Note, Problem
 from rlcore_model_files.directory import model_problems

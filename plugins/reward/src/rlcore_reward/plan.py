@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlcore.model_files import CONFIG_FILE, read_object
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import ModelError, PlanContext, PlanOption
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_reward.config import RewardModelConfig

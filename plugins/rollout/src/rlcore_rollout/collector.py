@@ -13,10 +13,10 @@ from attrs import evolve, frozen
 from rlcore import spi
 from rlcore.run.data.mixes import DATA_SET
 from rlcore.run.data.text import History
-from rlcore.run.plan.collector import OnTokens
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
+from rlcore.run.train_step.scorers import OnTokens
 from rlcore.spi import Tokenizer, ToolParser
 from rlcore.spi.arrays import AnyArray, Int64Array, offsets_of
 from rlcore.spi.execution import GeneratorGroup

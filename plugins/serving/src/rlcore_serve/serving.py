@@ -22,7 +22,7 @@ from rlcore.run.plan.run_plan import dtype_of, model_spec
 from rlcore.run.plan.sections import convert_recipe, plugin_config
 from rlcore.run.storage.checkpoint import MANIFEST, list_checkpoints, newest_checkpoint, read_loop_state, require_intact
 from rlcore.run.storage.saver import model_digest
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.schema.suggestions import similar_path
 from rlcore_model_files.directory import is_hub_name, model_problems
 from rlcore_serve.generator_server import Address, Note, serve_generator

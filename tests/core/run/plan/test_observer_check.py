@@ -40,9 +40,7 @@ def recipes(prepared: Callable[..., Any]) -> dict[str, Any]:
 
 def install(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     found = [Entry(name) for name in names]
-    monkeypatch.setattr(
-        checks, "loop_observers", lambda unwanted: tuple(one for one in found if one.name not in unwanted)
-    )
+    monkeypatch.setattr(checks, "loop_observers", lambda unwanted: tuple(one for one in found if one.name not in unwanted))
 
 
 @pytest.mark.parametrize(

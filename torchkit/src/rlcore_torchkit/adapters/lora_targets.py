@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.schema.suggestions import nearest
 from rlcore.spi.context import ALL_LINEAR, CheckContext, LoraSpec
 from rlcore.spi.errors import Problem

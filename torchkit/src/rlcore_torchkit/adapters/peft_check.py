@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.model_files import read_object
-from rlcore.schema.file_limits import require_file
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded, require_file
 from rlcore.schema.suggestions import listed
 from rlcore.spi.context import LoraSpec
 from rlcore.spi.errors import Problem

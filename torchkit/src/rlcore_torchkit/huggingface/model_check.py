@@ -7,7 +7,7 @@ from typing import Any
 from attrs import evolve
 
 from rlcore.model_files import read_object
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi.context import CheckContext
 from rlcore.spi.errors import Note, Problem
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rlcore.reading import MAX_LINE_BYTES, read_text_file
-from rlcore.schema.json_objects import unique_keys
+from rlcore.schema.file_limits import unique_keys
 from rlcore.schema.printable import described
 from rlcore.spi import DataError, DataSourceRequest, Row
 from rlcore.spi.arrays import Int64Array

@@ -16,12 +16,12 @@ from rlcore.registry.selection import BACKEND_ROLES
 from rlcore.run.plan.algorithm_rules import algorithm_problems
 from rlcore.run.plan.auto_options import missing_planner
 from rlcore.run.plan.batch_check import batch_problems
+from rlcore.run.plan.channel import generator_devices, sharing_problems
 from rlcore.run.plan.collector import collector_problems
-from rlcore.run.plan.generator_placement import generator_devices, sharing_problems
 from rlcore.run.plan.other_models import judge_problems, missing_model_check, model_problems
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import CheckContext, ConfigError, ModelError, ModelSpec, Note, PluginError, Problem, capabilities
 
 

@@ -22,7 +22,7 @@ from rlcore.run.plan.algorithm_rules import mask_needs, replays_sampling_mask
 from rlcore.run.plan.channel import takes_weights
 from rlcore.run.plan.run_plan import RunPlan, dtype_of
 from rlcore.run.plan.sections import execution_needs, observer_options, plugin_config
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import Algorithm, AlgorithmContext, DtypeName, PluginError, Problem, Role, capabilities
 
 

@@ -10,7 +10,7 @@ from rlcore.run.data.text import renderer, tokenizers
 from rlcore.run.plan.data_sets import rows_of
 from rlcore.run.plan.inputs import Inputs, load_inputs
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import Tokenizer, installed_data_sources
 
 

@@ -15,7 +15,7 @@ from rlcore.gpu import Device
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.discovery import Entry, ObserverEntry, Registry
 from rlcore.registry.selection import BACKEND_ROLES
-from rlcore.run.plan.generator_placement import generator_devices, separate
+from rlcore.run.plan.channel import generator_devices, separate
 from rlcore.run.plan.sections import observer_options, plugin_config, reference_config
 
 

@@ -16,7 +16,7 @@ from rlcore.registry.selection import AUTO, select
 from rlcore.registry.states import InstalledT, entries_by_name, named_state, states_of
 from rlcore.schema import describe
 from rlcore.schema.constraints import PathBesideRecipe
-from rlcore.schema.homes import expanded, has_home
+from rlcore.schema.file_limits import expanded, has_home
 from rlcore.schema.structure import structure
 from rlcore.schema.suggestions import did_you_mean
 from rlcore.schema.types import marks

@@ -42,7 +42,7 @@ from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.metrics_file import read_metrics_file
 from rlcore.run.report.timing import rewind_timeline
 from rlcore.run.storage.recipe_changes import earlier_recipes, recipe_changes
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import CheckpointError
 
 LAST_SAVED = ".last-saved"

@@ -17,7 +17,7 @@ from rlcore.run.protocols import LoopPosition
 from rlcore.run.report.metrics_file import append_metrics
 from rlcore.run.storage.checkpoint import LoopState, save_checkpoint, sync, write_state
 from rlcore.run.storage.run_directory import RunDirectory
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import CheckpointError, LoadStateRequest, SaveStateRequest, Tokenizer
 from rlcore.spi.execution import BackendGroup, Backends
 

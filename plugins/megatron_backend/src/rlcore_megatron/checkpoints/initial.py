@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import Head, ModelSpec
 from rlcore_megatron.checkpoints import conversion, distributed_weights
 from rlcore_megatron.layouts.layout import ParallelLayout

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import evolve
 
 from rlcore.gpu import device_memories
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import CheckContext, ConfigError, Note, Problem
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.checkpoints.cache_directory import cache_directory, directory_problems

@@ -9,8 +9,8 @@ from attrs import frozen
 
 from rlcore import spi
 from rlcore.config.data import Split
-from rlcore.run.plan.collector import OnTokens
 from rlcore.run.protocols import CollectedRollouts
+from rlcore.run.train_step.scorers import OnTokens
 from rlcore.spi.arrays import offsets_of
 from rlcore_rollout.collector import StepCollector
 from rlcore_rollout.environment_results import MaskedFailures

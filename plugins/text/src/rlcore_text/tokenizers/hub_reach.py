@@ -8,7 +8,7 @@ from typing import Any
 
 from rlcore.config.model import ModelConfig
 from rlcore.model_files import CONFIG_FILE
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi import Problem
 from rlcore_model_files.directory import is_hub_name

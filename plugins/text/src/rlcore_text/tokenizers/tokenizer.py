@@ -10,7 +10,7 @@ from attrs import evolve, field, frozen
 
 from rlcore.config.model import RESERVED_TEMPLATE_ARGUMENTS, ModelConfig
 from rlcore.model_files import CONFIG_FILE, config_number, image_token_id, read_object, reads_images
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.schema.printable import lone_surrogate
 from rlcore.spi import ConfigError, DataError, ModelError, Problem
 from rlcore.spi.arrays import Int32Array

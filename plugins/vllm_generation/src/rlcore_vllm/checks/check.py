@@ -10,7 +10,7 @@ from attrs import evolve
 from rlcore.gpu import compute_capabilities, device_memories
 from rlcore.installed import is_installed
 from rlcore.model_files import read_object
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import CheckContext, DtypeName, LoraSpec, Note, Problem, find_channel
 from rlcore_torchkit.architectures.decoders import described_family, is_image_model
 from rlcore_torchkit.architectures.dims import ModelDims
