@@ -12,8 +12,9 @@ _PROGRAM = Constraint("that begin with a program", lambda value: bool(value) and
 
 @frozen(kw_only=True)
 class CheckpointEvaluationConfig:
-    """`[checkpoint_evaluation]`: a program that measures checkpoints while the training goes on. What it finds are the figures
-    `eval/NAME` of the checkpoint's step, in metrics.jsonl and in sinks. Where it fails, a note says so, and the run goes on."""
+    """`[checkpoint_evaluation]`: a program that measures checkpoints while the training goes on. Its figures are the metrics
+    `checkpoint_eval/NAME` of the checkpoint's step, in metrics.jsonl and in sinks. Where it fails, a note says so, and the run
+    goes on."""
 
     command: Annotated[tuple[str, ...], _PROGRAM]
     """The program and its arguments, started where the run was. In these, {model} is the directory of the checkpoint's model in

@@ -134,7 +134,7 @@ class RolloutConfig:
     One that takes longer is masked, and counted as `environment/timed_out` and `environment/failed`; None is no bound."""
     on_environment_error: Literal["error", "mask"] = "error"
     """End the run, or mask the sample out of the training step and count it as `environment/failed`; in an evaluation it is not
-    solved, and counted as `evaluation/failed`."""
+    solved, and counted as `eval/failed`."""
     max_failed_fraction: Share = 0.5
     """With "mask" or `episode_timeout_s`, the largest share of samples that may have failed; above it the run ends and says
     why. It is of the samples of an evaluation or of a step, and where steps overlap of all steps that are under way at once.
@@ -180,10 +180,10 @@ class RefitConfig:
     channel: Text = "auto"
     """The name of a channel that `rlcore plugins` lists. "auto" takes the cheapest that trainer and generator both have where
     they run."""
-    adapters: Literal["auto", "merged", "apart"] = "auto"
-    """How the adapters of [lora] travel. "merged": in the whole model's weights, each time. "apart": without these, which the
-    generator keeps; only its first refit, and each after it slept or was started anew, brings the weights too. "auto" is
-    "apart" where trainer and generator both can."""
+    adapters: Literal["auto", "merged", "unmerged"] = "auto"
+    """How the adapters of [lora] travel. "merged": in the whole model's weights, each time. "unmerged": without these, which
+    the generator keeps; its first refit, and each after it slept or was started anew, brings the weights too. "auto" is
+    "unmerged" where trainer and generator both can."""
     max_bucket_mib: Positive = 256
     """Most MiB that travel at once."""
     delta: Literal["off", "device", "host"] = "off"
@@ -197,7 +197,7 @@ class RefitConfig:
 class OffloadConfig:
     """`[offload]`: trainer and generator that share a GPU take turns in its memory; nothing moves elsewhere."""
 
-    generator_sleeps: bool = True
+    generator_sleep_mode: bool = True
     """While the trainer works, the generator's weights and KV cache leave the device."""
     trainer: Offload = "none"
     """What of the trainer leaves the device while the generator works: nothing, optimizer state and gradients, or its weights

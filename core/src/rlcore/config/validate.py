@@ -120,10 +120,10 @@ def _adapters_to_export(recipe: Recipe) -> Iterator[Problem]:
 
 @rule("lora", "refit.adapters")
 def _adapters_to_send(recipe: Recipe) -> Iterator[Problem]:
-    if recipe.refit.adapters == "apart" and recipe.lora is None:
+    if recipe.refit.adapters == "unmerged" and recipe.lora is None:
         yield Problem(
             path="refit.adapters",
-            found='"apart", without a [lora]',
+            found='"unmerged", without a [lora]',
             expected='"auto": there are no adapters',
             remedy="Write [lora], or leave it out.",
         )

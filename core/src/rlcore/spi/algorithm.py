@@ -221,7 +221,7 @@ class MeasuringAlgorithm(Algorithm, Protocol):
     """An algorithm on rows of a data set that can tell how well held-out ones are known, and so has this method."""
 
     def measure(self, examples: RolloutBatch, logprobs: Float32Array, reference: Float32Array | None) -> Mapping[str, float]:
-        """Figures of held-out examples, which are logged as `evaluation/<name>`. `logprobs` float32 [T] are the trainer's at
+        """Figures of held-out examples, which are logged as `eval/<name>`. `logprobs` float32 [T] are the trainer's at
         its present weights, 0.0 at first tokens; `reference` the reference's, where the algorithm needs them."""
 
 
@@ -230,5 +230,5 @@ class ValueMeasuringAlgorithm(Algorithm, Protocol):
     """An algorithm with the head "value" that can tell how well held-out rows are judged, and so has this method."""
 
     def measure_values(self, examples: RolloutBatch, values: Float32Array) -> Mapping[str, float]:
-        """Figures of held-out examples, which are logged as `evaluation/<name>`. `values` float32 [T] are the trainer's at its
+        """Figures of held-out examples, which are logged as `eval/<name>`. `values` float32 [T] are the trainer's at its
         present weights, after each token."""

@@ -60,8 +60,8 @@ class EvaluationSink(Sink, Protocol):
     """A sink that also takes the figures of programs that measure checkpoints: any sink with this method."""
 
     def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take figures of the checkpoint of a step, `eval/NAME` each. They come after those of later steps, since the program
-        runs beside the training; a resumed run may log a step again."""
+        """Take figures of the checkpoint of a step, `checkpoint_eval/NAME` each. They come after those of later steps,
+        since the program runs beside the training; a resumed run may log a step again."""
 
 
 class SampleSink(Sink, Protocol):

@@ -10,9 +10,9 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from rlcore.spi import CheckpointError
-from rlcore_rollout.collector import Distribution
 from rlcore_rollout.curriculum import CurriculumState
 from rlcore_rollout.episode_run import EpisodeRun
+from rlcore_rollout.sampler import Distribution
 from rlcore_rollout.schedule import Position
 from rlcore_rollout.serialization import SerializationError
 from rlcore_rollout.serialization import dumps as dump_object

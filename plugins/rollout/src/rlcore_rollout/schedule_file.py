@@ -12,7 +12,7 @@ from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.storage.recipe_changes import Change, recipe_changes
 from rlcore.spi import Problem
 from rlcore_rollout.from_recipe import policy_of
-from rlcore_rollout.rollout_trace import StepRecord
+from rlcore_rollout.trace_records import StepRecord
 
 RECIPE = "recipe"
 """The key of a line that holds the recipe, as TOML, of the steps behind it."""

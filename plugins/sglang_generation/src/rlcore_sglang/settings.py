@@ -51,7 +51,7 @@ def engine_arguments(context: GeneratorContext, config: SglangConfig) -> dict[st
         "tp_size": config.tensor_parallel,
         "context_length": context.max_sequence_length + SLACK,
         "attention_backend": config.attention_backend or ("torch_native" if on_cpu else None),
-        "mem_fraction_static": config.memory_fraction,
+        "mem_fraction_static": config.mem_fraction_static,
         "max_total_tokens": config.max_cached_tokens or (CPU_CACHED_TOKENS if on_cpu else None),
         "max_running_requests": config.max_running_requests,
         "skip_tokenizer_init": True,

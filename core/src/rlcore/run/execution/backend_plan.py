@@ -68,7 +68,7 @@ class BackendPlan(Protocol):
 
     @property
     def generator_lora(self) -> spi.LoraSpec | None:
-        """The adapters that travel apart from the weights; None where there are none."""
+        """The adapters that travel unmerged; None where there are none."""
 
     def config(self, role: spi.Role) -> Any:
         """The recipe's section of the chosen plugin."""

@@ -26,8 +26,8 @@ class Refitter:
     max_bucket_bytes: int
     max_attempts: int
     delta: Delta
-    apart: bool
-    """True where adapters travel apart from the weights, which the generator keeps."""
+    unmerged: bool
+    """True where adapters travel without the weights, which the generator keeps."""
     may_alias: bool
     """True where the generator may keep the trainer's own tensors: not where it goes on while the trainer steps."""
     clock: PhaseClock
@@ -52,7 +52,7 @@ class Refitter:
             max_bucket_bytes=plan.recipe.refit.max_bucket_mib * 2**20,
             max_attempts=plan.recipe.refit.max_attempts,
             delta=plan.recipe.refit.delta,
-            apart=plan.generator_lora is not None,
+            unmerged=plan.generator_lora is not None,
             may_alias=not plan.overlaps,
             clock=clock,
             progress=progress,
@@ -108,7 +108,7 @@ class Refitter:
             max_bucket_bytes=self.max_bucket_bytes,
             sharded=find_channel(self.channel).sharded,
             delta=self.delta if find_channel(self.channel).sharded else "off",
-            adapters="merged" if not self.apart else "apart" if lacks_weights else "alone",
+            adapters="merged" if not self.unmerged else "apart" if lacks_weights else "alone",
         )
 
     def generating(self, generate: Callable[[], ResultT], refit: Callable[[], None]) -> ResultT:

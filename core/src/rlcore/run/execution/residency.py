@@ -35,7 +35,7 @@ def offload_of_critic(prepared: BackendPlan) -> Offload:
 
 
 def _room(prepared: BackendPlan, offload: Offload) -> SetResidencyRequest | None:
-    if not prepared.shares_devices or not (prepared.recipe.offload.generator_sleeps or offload != "none"):
+    if not prepared.shares_devices or not (prepared.recipe.offload.generator_sleep_mode or offload != "none"):
         return None
     return idle_trainer(offload)
 
@@ -60,7 +60,7 @@ class Residency:
 
     trainer: TrainerGroup
     generator: GeneratorGroup
-    generator_sleeps: bool
+    generator_sleep_mode: bool
     offload_trainer: Offload
     trainer_moves: bool
     """True where the trainer can be asked for memory."""
@@ -92,7 +92,7 @@ class Residency:
         return cls(
             trainer=trainer,
             generator=generator,
-            generator_sleeps=shares and options.generator_sleeps and generator.has(capabilities.RESIDENCY),
+            generator_sleep_mode=shares and options.generator_sleep_mode and generator.has(capabilities.RESIDENCY),
             offload_trainer=offloads,
             trainer_moves=moves,
             clock=clock,
@@ -105,7 +105,7 @@ class Residency:
     @property
     def moves(self) -> bool:
         """Return whether the two take turns at all."""
-        return self.generator_sleeps or self.offload_trainer != "none"
+        return self.generator_sleep_mode or self.offload_trainer != "none"
 
     @property
     def trainer_leaves(self) -> bool:
@@ -116,12 +116,12 @@ class Residency:
         """Give the device to the trainer. True where that cost the generator its weights."""
         if self.turn == "training" or not self.moves:
             return False
-        discards = self.generator_sleeps and self.generator.has(capabilities.DISCARD_WEIGHTS)
+        discards = self.generator_sleep_mode and self.generator.has(capabilities.DISCARD_WEIGHTS)
         with self.clock.phase("offload"):
-            if self.generator_sleeps:
+            if self.generator_sleep_mode:
                 asleep = SetResidencyRequest(weights="host", state="host", discard_weights=discards)
                 left = self.generator.set_residency(asleep).device_bytes
-                self.metrics["memory/generator_asleep_gib"] = left / GIB
+                self.metrics["memory/generator_idle_gib"] = left / GIB
             if self.offload_trainer != "none":
                 self.trainer.set_residency(RESIDENT)
         self.turn = "training"
@@ -137,12 +137,12 @@ class Residency:
         self.move_critic()
         with self.clock.phase("offload"):
             self._make_room(evolve(idle_trainer(self.offload_trainer), weights="device"))
-            if self.generator_sleeps:
+            if self.generator_sleep_mode:
                 self.generator.set_residency(SetResidencyRequest(weights="device", state="host"))
         refitter.refit(weight_version)
         with self.clock.phase("offload"):
             self._make_room(idle_trainer(self.offload_trainer))
-            if self.generator_sleeps:
+            if self.generator_sleep_mode:
                 self.generator.set_residency(RESIDENT)
         self.turn = "generation"
 

@@ -158,7 +158,7 @@ class RunPlan:
 
     @property
     def generator_lora(self) -> spi.LoraSpec | None:
-        """The adapters that travel apart from the weights; None where there are none, or where they are merged in."""
+        """The adapters that travel unmerged; None where there are none, or where they are merged in."""
         if self.recipe.refit.adapters == "merged" or not {"generator", "trainer"} <= self.chosen.keys():
             return None
         providers = [self.chosen[role].provider for role in BACKEND_ROLES]

@@ -6,7 +6,7 @@ import numpy as np
 
 from rlcore.run.report.timing import STEP_PHASES
 
-MEASURED = {"accuracy": "evaluation/pass@1", "held_out_loss": "evaluation/loss"}
+MEASURED = {"accuracy": "eval/pass@1", "held_out_loss": "eval/loss"}
 """What is told of the first and the last evaluation, by its name in metrics.jsonl."""
 
 

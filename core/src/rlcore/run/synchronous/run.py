@@ -199,7 +199,7 @@ class SynchronousRun:
             max_bucket_bytes=refit.max_bucket_mib * 2**20,
             max_attempts=refit.max_attempts,
             delta="off",
-            apart=False,
+            unmerged=False,
             may_alias=True,
             clock=clock,
             progress=progress,
@@ -207,7 +207,7 @@ class SynchronousRun:
         residency = Residency(
             trainer=backends.trainer,
             generator=backends.generator,
-            generator_sleeps=False,
+            generator_sleep_mode=False,
             offload_trainer="none",
             trainer_moves=False,
             clock=clock,

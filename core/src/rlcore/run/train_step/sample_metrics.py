@@ -53,9 +53,8 @@ def _of_sets(collected: CollectedRollouts) -> dict[str, float]:
 
 
 def throughput_metrics(samples: RolloutBatch, total_s: float) -> dict[str, float]:
-    """Tokens per second of the whole step, prompts included, and mean generated tokens of a sample."""
+    """Return tokens per second of the whole step: with prompts, and those generated."""
     metrics = {"tokens_per_second": samples.batch.num_tokens / total_s}
     if isinstance(samples, CollectedRollouts):
         metrics["generated_tokens_per_second"] = float(samples.num_generated.sum()) / total_s
-        metrics["mean_generated_tokens"] = float(samples.num_generated.sum()) / len(samples.first_sequences)
     return metrics

@@ -28,9 +28,9 @@ from rlcore_rollout.episode_run import EpisodeRun
 from rlcore_rollout.gc_tuning import only_young_collections
 from rlcore_rollout.group_work import GroupT, GroupWork
 from rlcore_rollout.prompt_groups import GroupOptions, PromptGroups
-from rlcore_rollout.rollout_trace import StepRecord
 from rlcore_rollout.schedule import Position, Schedule, SchedulePolicy
 from rlcore_rollout.step_plans import Draws, PromptLimit, StepPlan, StepPlans
+from rlcore_rollout.trace_records import StepRecord
 from rlcore_rollout.turns import TurnOptions, Turns
 
 Distribution: TypeAlias = tuple[float, int, float, bool]
@@ -38,7 +38,7 @@ Distribution: TypeAlias = tuple[float, int, float, bool]
 
 
 @frozen(kw_only=True, eq=False)
-class StepCollector(ABC, Generic[GroupT]):
+class StepSampler(ABC, Generic[GroupT]):
     """Collects the samples of steps. Every random choice follows from the plans of the steps."""
 
     generator: GeneratorGroup
@@ -140,7 +140,7 @@ _OF_EPISODE = attrgetter(*_COLUMNS)
 
 
 @frozen(kw_only=True, eq=False)
-class RolloutCollector(StepCollector[EpisodeGroup]):
+class EpisodeSampler(StepSampler[EpisodeGroup]):
     """Episodes between generator and environment, turn after turn."""
 
     prompt_limit: PromptLimit
@@ -157,7 +157,7 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
     """Called with the tokens of each sample, int32 [length], and its images, as soon as they are all there."""
 
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> PromptGroups:
-        """See StepCollector."""
+        """See StepSampler."""
         policy, group_size = schedule.policy, self.samples_per_prompt
         turns = self.make_turns(
             schedule,
@@ -200,7 +200,7 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
         return PromptGroups(**options)
 
     def note(self, run: EpisodeRun[EpisodeGroup], groups: Sequence[EpisodeGroup]) -> None:
-        """See StepCollector; and which prompts were too long."""
+        """See StepSampler; and which prompts were too long."""
         num_long = sum(group.num_long for group in groups)
         if num_long:
             limit = f"{self.prompt_limit.max_tokens} tokens ({self.prompt_limit.option})"
@@ -209,7 +209,7 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
         super().note(run, groups)
 
     def packed(self, groups: Sequence[EpisodeGroup]) -> CollectedRollouts:
-        """See StepCollector."""
+        """See StepSampler."""
         groups = [group for group in groups if not group.is_left_out]
         episodes = [episode for group in groups for episode in group.episodes]
         of = _columns(groups)
@@ -258,8 +258,8 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
 class Replay(Protocol):
     """A recorded run, which another repeats."""
 
-    def collector(self, collector: RolloutCollector) -> RolloutCollector:
-        """Return what collects the groups of the recorded run by the options of a collector."""
+    def sampler(self, sampler: EpisodeSampler) -> EpisodeSampler:
+        """Return the sampler that repeats the recorded run, with the options of another."""
 
     def difference(self, record: StepRecord) -> str | None:
         """Return why a step is no longer that of the recorded run; None where it is."""
