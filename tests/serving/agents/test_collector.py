@@ -38,7 +38,7 @@ from rlcore_serve.agents.collector import AgentSampler
 from rlcore_serve.agents.groups import AgentGroups
 from rlcore_serve.sessions.interface import session_server
 
-from ...rollout.test_collector import Notes, Speller  # type: ignore[import-not-found]
+from ...rollout.test_sampler import Notes, Speller  # type: ignore[import-not-found]
 
 ROWS = [{"prompt": "a"}, {"prompt": "b"}]
 Play = Callable[[Row, SessionEndpoint], Awaitable[EpisodeResult]]

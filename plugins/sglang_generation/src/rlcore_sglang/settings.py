@@ -52,7 +52,7 @@ def engine_arguments(context: GeneratorContext, config: SglangConfig) -> dict[st
         "context_length": context.max_sequence_length + SLACK,
         "attention_backend": config.attention_backend or ("torch_native" if on_cpu else None),
         "mem_fraction_static": config.mem_fraction_static,
-        "max_total_tokens": config.max_cached_tokens or (CPU_CACHED_TOKENS if on_cpu else None),
+        "max_total_tokens": config.max_total_tokens or (CPU_CACHED_TOKENS if on_cpu else None),
         "max_running_requests": config.max_running_requests,
         "skip_tokenizer_init": True,
         "load_format": "auto" if context.channel is None else "dummy",
