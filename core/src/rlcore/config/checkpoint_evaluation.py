@@ -33,7 +33,7 @@ class CheckpointEvaluationConfig:
     """Names of further environment variables of the run that the program gets. It always gets those that programs need, such as
     PATH, HOME and LANG. The server gets all variables of the run."""
     result_file: Text | None = None
-    """Where the program writes its figures: a JSON file below {output}, as a path from there or a pattern such as
+    """The file into which the program writes its figures: JSON below {output}, as a path from there or a pattern such as
     "**/results_*.json", of which the newest file counts. None is its standard output, of which the last line that is a JSON
     object counts."""
     result_key: Text | None = None

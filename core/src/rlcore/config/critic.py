@@ -34,8 +34,8 @@ class CriticConfig:
     """Write, after the last step, a directory `critic` in the Hugging Face format, a model for sequence classification with one
     label: what another run's critic may begin with."""
     offload: Offload = "none"
-    """What of it leaves the device of a GPU while it does not work, for the policy to train and the generator to run: nothing,
-    optimizer state and gradients, or its weights too. While the generator works, offload.trainer moves it as well."""
+    """The parts that leave the GPU's memory while the critic is idle, for the policy to train and the generator to run:
+    nothing, optimizer state and gradients, or its weights too. While the generator works, offload.trainer moves it as well."""
 
     def optimizer(self, policy: OptimizerSpec) -> OptimizerSpec:
         """Its own, given the policy's."""

@@ -45,7 +45,7 @@ class ModelConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute dtype; "auto" is bfloat16 on CUDA and float32 on CPU. Master weights are float32 in any case."""
     trust_remote_code: bool = False
-    """Whether code that comes with the model may be run."""
+    """Allow code that comes with the model to run."""
     chat_template: Annotated[str, not_empty("Leave the key out for the tokenizer's own template.")] | None = None
     """Jinja chat template in place of the tokenizer's, or the name of one of the tokenizer's templates."""
     chat_template_kwargs: TemplateVariables = field(factory=dict)

@@ -322,7 +322,7 @@ def _nothing_is_stale(recipe: Recipe) -> Iterator[Problem]:
 
 @rule("model.chat_template_kwargs")
 def _template_variables(recipe: Recipe) -> Iterator[Problem]:
-    """What a served chat template cannot have as a default: it is written as JSON into the template."""
+    """Refuse defaults that a served chat template cannot have: they are written into it as JSON."""
     for name, value in recipe.model.chat_template_kwargs.items():
         if not name.isidentifier():
             yield Problem(

@@ -37,5 +37,5 @@ class LoraSpec:
 
     @property
     def scale(self) -> float:
-        """What the adapters' product is multiplied by."""
+        """Return the factor of the adapters' product."""
         return self.alpha / self.rank

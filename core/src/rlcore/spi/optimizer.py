@@ -1,4 +1,4 @@
-"""What every trainer optimizes with, whichever a recipe takes: the sections `[optimizer]` and `[schedule]`."""
+"""The optimizer and schedule of every trainer: the sections `[optimizer]` and `[schedule]`."""
 
 import math
 from typing import Annotated, Literal, TypeAlias
@@ -35,7 +35,7 @@ class ScheduleSpec:
     decay: Literal["constant", "linear", "cosine"] = "constant"
     """The learning rate's course from the end of the warm-up to the end of the run."""
     min_learning_rate_ratio: Share = 0.0
-    """Where a decay ends, as a share of the peak."""
+    """The end of a decay, as a share of the peak."""
 
     def share(self, step: int, num_steps: int) -> float:
         """The learning rate of optimizer step `step`, counted from 0, in a run of `num_steps`, as a share of the peak.

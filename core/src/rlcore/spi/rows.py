@@ -18,7 +18,7 @@ class LazyRows(Sequence[Row]):
         """The numbers of these rows; those of a slice are among the whole sequence's."""
         self._make = make
         self.level_of = level_of
-        """What tells the level of a row by its number; None where the row has to be made."""
+        """The function that returns the level of a row by its number; None where the row has to be made."""
 
     def name_of(self, index: int) -> str:
         """Return how errors call a row."""

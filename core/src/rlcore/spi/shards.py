@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 from attrs import define, field, frozen
 
 Delta: TypeAlias = Literal["off", "device", "host"]
-"""Whether a refit brings only what has changed since the one before, and where both sides keep copies of what that brought."""
+"""The device on which both sides of a delta refit keep copies, so that only changes travel; "off" for refits of all weights."""
 
 
 @frozen(order=True)
@@ -30,12 +30,12 @@ class ShardSlice:
         return size
 
     def common(self, other: "ShardSlice") -> "ShardSlice":
-        """What lies in both, maybe nothing."""
+        """Return the intersection, which may be empty."""
         start = tuple(map(max, self.start, other.start))
         return ShardSlice(self.name, start, tuple(map(max, start, map(min, self.stop, other.stop))))
 
     def within(self, outer: "ShardSlice") -> tuple[slice, ...]:
-        """Where it lies in a tensor that holds `outer`."""
+        """Return its slices in a tensor that holds `outer`."""
         return tuple(slice(a - o, b - o) for a, b, o in zip(self.start, self.stop, outer.start, strict=True))
 
 
@@ -69,8 +69,8 @@ class ShardExport:
     """Set by a generator beside this rank, once its own ranks wait, before it reads the buckets. None elsewhere; with None on
     every rank nothing is sent."""
     digest: int | None = None
-    """What this rank has sent: the sum mod 2^64 of its buckets' digests, one for each rank that takes a bucket, once the
-    buckets are read. A bucket's is that of all parts in it, also where changes alone have travelled."""
+    """The digest of what this rank has sent: the sum mod 2^64 of its buckets' digests, one for each rank that takes a bucket,
+    once the buckets are read. A bucket's is that of all parts in it, also where changes alone have travelled."""
     sent_bytes: int | None = None
     """Bytes that this rank has sent, once the buckets are read; None where it does not count them. What the generators' ranks
     pass on among themselves is not in it."""

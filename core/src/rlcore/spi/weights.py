@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Head: TypeAlias = Literal["tokens", "value"]
-"""What a model ends in: the vocabulary's head, or one linear output a token."""
+"""The output layer of a model: the vocabulary's head, or one linear output a token."""
 VALUE_HEAD_WEIGHT = "score.weight"
 """The name of that output's weight, [1, hidden], in transformers' *ForSequenceClassification."""
 
@@ -24,14 +24,14 @@ _CHUNK_BYTES = 2**22
 
 @frozen(kw_only=True)
 class TensorSpec:
-    """What a tensor is, without its values."""
+    """The description of a tensor, without its values."""
 
     name: str
     """Hugging Face name, as in a safetensors file of the model. A tied tensor is listed once, under its first name."""
     shape: tuple[int, ...]
     dtype: DtypeName
     keeps_dtype: bool = False
-    """Whether `dtype` is the model's own for this tensor, whatever the others are cast to: what does not train and has to be
+    """True where `dtype` is the model's own for this tensor, whatever the others are cast to: what does not train and has to be
     exact, such as the biases by which routers choose."""
 
 

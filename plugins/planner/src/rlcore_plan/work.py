@@ -84,7 +84,8 @@ def work_of(
 
 
 def _environments(recipe: Recipe, registry: Registry) -> list[Entry]:
-    """All that the recipe names; whether they would run on this machine does not matter. PluginError where one is unknown."""
+    """Return all environments that the recipe names; whether they would run on this machine does not matter. PluginError where
+    one is unknown."""
     if recipe.environment is None:
         return []
     known = entries_by_name(registry.of("environment"))

@@ -38,11 +38,12 @@ SECTIONS: Mapping[str, Sequence[str]] = {
     ),
     "Memory": ("memory/*",),
 }
-"""Which figures are shown at once, by section; NAME/* is all of a prefix. Every other figure is in a section that is closed."""
+"""The figures that are shown at once, by section; NAME/* is all of a prefix. Every other figure is in a section that is
+closed."""
 
 
 def report_data(directories: Sequence[Path]) -> dict[str, Any]:
-    """All that the page shows. CheckpointError where a directory holds no run, or a file of it is damaged."""
+    """Return the page's data. CheckpointError where a directory holds no run, or a file of it is damaged."""
     runs = [SavedRun.find(directory) for directory in directories]
     max_bytes = MAX_SAMPLE_BYTES // max(1, len(runs))
     labels = _labels([run.path for run in runs])

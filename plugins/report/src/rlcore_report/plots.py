@@ -54,7 +54,7 @@ class Panel:
 
     @property
     def empty(self) -> bool:
-        """Whether there is no point at all."""
+        """Return whether there is no point at all."""
         return not any(series.points for series in self.series)
 
 

@@ -34,7 +34,8 @@ from rlcore_rollout.trace_records import StepRecord
 from rlcore_rollout.turns import TurnOptions, Turns
 
 Distribution: TypeAlias = tuple[float, int, float, bool]
-"""What the generator's log-probabilities are of: temperature, top_k and top_p, and whether it is told what they had kept."""
+"""The distribution of the generator's log-probabilities: temperature, top_k and top_p, and whether it reports the kept
+tokens."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -52,11 +53,11 @@ class StepSampler(ABC, Generic[GroupT]):
     sampling_mask: bool = False
     """True where the batch is to say what the generator chose each token among."""
     tool_parser: ToolParser | None = None
-    """What reads the calls of tools; None where nothing says how the model writes them."""
+    """The parser of tool calls; None where nothing says how the model writes them."""
     compares: Compared = "rewards"
     """The figures in which the samples of a group may differ."""
     purpose: str = "the step"
-    """What the samples are for, in words."""
+    """The purpose of the samples, in words."""
     is_mixed: bool = False
     """True where the prompts are of several data sets, which their rows name."""
     clock: PhaseClock
@@ -73,7 +74,7 @@ class StepSampler(ABC, Generic[GroupT]):
 
     @abstractmethod
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> GroupWork[GroupT]:
-        """What the groups of a schedule do."""
+        """Return the work of a schedule's groups."""
 
     @abstractmethod
     def packed(self, groups: Sequence[GroupT]) -> CollectedRollouts:
@@ -150,7 +151,7 @@ class EpisodeSampler(StepSampler[EpisodeGroup]):
     masks_truncated: bool = False
     """True where episodes that a limit of tokens or turns cut off are masked."""
     history: History = "refuse"
-    """What to do where the chat template would rewrite what it has shown."""
+    """Handling of chat templates that would rewrite earlier messages."""
     routed_experts: bool = False
     """True where the batch is to say which experts the generator sent each token to."""
     on_tokens: OnTokens | None = None
@@ -266,8 +267,8 @@ class Replay(Protocol):
 
 
 def _columns(groups: Sequence[EpisodeGroup]) -> dict[str, list[Any]]:
-    """What the episodes of some groups have under each of _COLUMNS. Group by group: all episodes are more than the processor's
-    caches hold, and would have to come from memory for each column."""
+    """Return the values of some groups' episodes under each of _COLUMNS. Group by group: all episodes are more than the
+    processor's caches hold, and would have to come from memory for each column."""
     columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
     for group in groups:
         for column, values in zip(columns.values(), zip(*map(_OF_EPISODE, group.episodes), strict=True), strict=True):
@@ -289,7 +290,7 @@ def _routed_experts(routed: Sequence[Sequence[AnyArray]], offsets: Int64Array) -
 
 
 def _sampling_mask(episodes: Sequence[Episode], offsets: Int64Array) -> spi.SamplingMask:
-    """What each token was chosen among; empty rows where it was read."""
+    """Return the tokens that each token was chosen among; empty rows where it was read."""
     parts, end = [], 0
     for episode, first in zip(episodes, offsets.tolist(), strict=False):
         for start, mask in episode.masks:
@@ -307,7 +308,7 @@ def _environment_metrics(reported: Iterable[Sequence[tuple[str, float]]]) -> dic
 
 
 def _turns(episodes: Sequence[Episode], offsets: Int64Array) -> spi.TurnRewards:
-    """Which turn each token is of, and what each turn earned."""
+    """Return the turn of each token, and the reward of each turn."""
     turn_of = np.full(int(offsets[-1]), -1, np.int32)
     for episode, first in zip(episodes, offsets.tolist(), strict=False):
         for number, (start, end) in enumerate(episode.turns):

@@ -31,7 +31,7 @@ class SavedRollouts:
     version_of_step: Mapping[int, int] = field(factory=dict)
     """Version of the weights that each of the last steps began with."""
     distribution: Distribution | None = None
-    """What the groups' tokens were sampled from; None where there are no groups."""
+    """The distribution that the groups' tokens were sampled from; None where there are no groups."""
     curriculum: CurriculumState | None = None
     """None where every prompt comes as often."""
 
@@ -101,7 +101,7 @@ def dumps(saved: SavedRollouts) -> bytes:
 
 
 def loads(data: bytes) -> SavedRollouts:
-    """What `dumps` made; CheckpointError where it cannot be read."""
+    """Read the bytes that `dumps` made; CheckpointError where it cannot be read."""
     saved = _loads(data)
     if not isinstance(saved, SavedRollouts):
         raise CheckpointError(f"the checkpoint's rollouts are a {type(saved).__name__}; expected those of this version")

@@ -54,7 +54,7 @@ def rewind_schedule(path: Path, step: int) -> None:
 
 
 def recipe_problems(text: object, resolved: str, where: str) -> Iterator[Problem]:
-    """What keeps a recipe from being replayed by the schedule of another, a line of its file."""
+    """Yield the problems that keep a recipe from being replayed by the schedule of another, a line of its file."""
     try:
         changes = _changes(str(text), resolved)
     except ValueError:
@@ -97,7 +97,7 @@ def _recipes(path: Path) -> list[object]:
 
 
 def _changes(before: str, after: str) -> list[Change]:
-    """What of a schedule's recipe another has otherwise; ValueError where `before` is no TOML."""
+    """Return the differences between a schedule's recipe and another; ValueError where `before` is no TOML."""
     return [change for change in recipe_changes(before, after) if change.is_of(REPLAYED)]
 
 

@@ -150,11 +150,11 @@ class RolloutSource(Source):
         step_ends()
 
     def recorded(self) -> StepRecord | None:
-        """What the last step was trained on, unless that is what began with it."""
+        """Return the trace of the last step, unless it trained on the groups that began with it."""
         return self._record
 
     def pause(self) -> None:
-        """What has not ended goes on with the next stream."""
+        """Stop the present stream; open samples go on with the next one."""
         self._run.pause()
 
     @property
@@ -199,8 +199,8 @@ class RolloutSource(Source):
         return None if self._curriculum is None else self._curriculum.state()
 
     def _signals(self, groups: Sequence[Any]) -> dict[int, bool]:
-        """Whether rewards differ in the batch's groups, of those that tell of their own rows; they did not in such ones that
-        were replaced."""
+        """Return whether rewards differ in the batch's groups, of those that tell of their own rows; they did not in such ones
+        that were replaced."""
         run = self._run
         replaced = [number for number in run.schedule.refilled if number not in run.unrated]
         signals = {group.number: run.work.has_signal(group) for group in groups if run.work.rates_row(group)}

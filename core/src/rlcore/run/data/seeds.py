@@ -4,7 +4,7 @@ from enum import IntEnum
 
 
 class Stream(IntEnum):
-    """What a random draw is for; the second element of a numpy SeedSequence key."""
+    """The purpose of a random draw; the second element of a numpy SeedSequence key."""
 
     DATA = 0
     ROLLOUTS = 1

@@ -44,7 +44,7 @@ class BackendPlan(Protocol):
 
     @property
     def channel(self) -> str | None:
-        """How weights travel; None where nothing generates."""
+        """Return the refit channel; None where nothing generates."""
 
     @property
     def shares_devices(self) -> bool:

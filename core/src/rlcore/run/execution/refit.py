@@ -35,9 +35,9 @@ class Refitter:
     version: int = -1
     """The version that the generator has acknowledged; -1 where it may hold none."""
     drafts: DraftCounts | None = None
-    """What the generator has guessed and `take_metrics` has not reported yet."""
+    """Counts of draft tokens that `take_metrics` has not reported yet."""
     sent_bytes: int | None = None
-    """What refits have sent and `take_metrics` has not reported yet."""
+    """Bytes that refits have sent and `take_metrics` has not reported yet."""
 
     @classmethod
     def of(cls, plan: BackendPlan, backends: Backends, clock: PhaseClock, progress: Progress) -> "Refitter | None":
@@ -100,7 +100,8 @@ class Refitter:
         }
 
     def _export(self, weight_version: int) -> ExportWeightsRequest:
-        """What to send to a generator that holds weights of the last version that it has acknowledged, or none."""
+        """Return the request that exports weights to a generator that holds weights of the last version that it has
+        acknowledged, or none."""
         lacks_weights = self.version < 0 or self.generator.lacks_weights
         return ExportWeightsRequest(
             weight_version=weight_version,
@@ -112,8 +113,8 @@ class Refitter:
         )
 
     def generating(self, generate: Callable[[], ResultT], refit: Callable[[], None]) -> ResultT:
-        """What `generate` returns once `refit`, which calls `self.refit`, has brought the weights. A worker that dies in it
-        costs one more attempt: the seeds are the same, and so are the samples."""
+        """Return the result of `generate` after `refit`, which calls `self.refit`, has brought the weights. A worker that dies
+        in it costs one more attempt: the seeds are the same, and so are the samples."""
         for attempt in range(1, self.max_attempts + 1):
             refit()
             try:

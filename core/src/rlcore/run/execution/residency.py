@@ -18,17 +18,17 @@ GIB = 2**30
 
 
 def room_for_generator(prepared: BackendPlan) -> SetResidencyRequest | None:
-    """Where the trainer's memory is while the generator starts; None where that need not care."""
+    """Return the place of the trainer's memory while the generator starts; None where that need not care."""
     return _room(prepared, prepared.recipe.offload.trainer)
 
 
 def room_beside_critic(prepared: BackendPlan) -> SetResidencyRequest | None:
-    """Where the critic's memory is while the generator starts; None where that need not care."""
+    """Return the place of the critic's memory while the generator starts; None where that need not care."""
     return _room(prepared, offload_of_critic(prepared))
 
 
 def offload_of_critic(prepared: BackendPlan) -> Offload:
-    """What of the critic leaves the device while a generator on the same one works: what the trainer leaves too, or more."""
+    """Return the parts of the critic that leave the device while a generator on it works: those of the trainer, or more."""
     alone: Offload = "none" if prepared.recipe.critic is None else prepared.recipe.critic.offload
     order: tuple[Offload, ...] = ("none", "state", "all")
     return max(alone, prepared.recipe.offload.trainer, key=order.index)
@@ -41,7 +41,7 @@ def _room(prepared: BackendPlan, offload: Offload) -> SetResidencyRequest | None
 
 
 def idle_trainer(offload: Offload) -> SetResidencyRequest:
-    """Where a trainer's memory is while another works on its device."""
+    """Return the place of a trainer's memory while another works on its device."""
     return SetResidencyRequest(
         weights="host" if offload == "all" else "device", state="device" if offload == "none" else "host"
     )
@@ -72,7 +72,7 @@ class Residency:
     critic_moves: bool
     """True where that may move anything."""
     metrics: dict[str, float]
-    """What each leaves on the device while the other works, in GiB."""
+    """Memory that each leaves on the device while the other works, in GiB."""
 
     @classmethod
     def of(

@@ -21,7 +21,7 @@ from rlcore.spi import (
 
 @frozen(kw_only=True, eq=False)
 class _Mixed:
-    """What environments of both kinds have in common."""
+    """The base of environments of both kinds."""
 
     backends: Mapping[str, Any]
     """By name, that of rows whose set names none first."""

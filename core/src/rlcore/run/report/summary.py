@@ -7,7 +7,7 @@ import numpy as np
 from rlcore.run.report.timing import STEP_PHASES
 
 MEASURED = {"accuracy": "eval/pass@1", "held_out_loss": "eval/loss"}
-"""What is told of the first and the last evaluation, by its name in metrics.jsonl."""
+"""Metrics that the summary gives of the first and the last evaluation, by their prefixes there."""
 
 
 def summarize(records: Sequence[Mapping[str, float]]) -> dict[str, object]:

@@ -45,14 +45,14 @@ class Timeline:
 
     _spans: list[tuple[str, str, float, tuple[float, ...]]] = field(factory=list, init=False)
     _epoch: float = field(factory=lambda: time.time() - time.perf_counter(), init=False)
-    """Where time.perf_counter() is 0, in seconds since 1970."""
+    """The time at which time.perf_counter() is 0, in seconds since 1970."""
 
     def add(self, role: str, name: str, start: float, seconds: Sequence[float]) -> None:
         """Something is over that began at `start`, by time.perf_counter()."""
         self._spans.append((role, name, start, tuple(seconds)))
 
     def take(self, step: int) -> list[Span]:
-        """What was done since the last call, as of a step."""
+        """Return the spans since the last call, as those of a step."""
         taken, self._spans = self._spans, []
         return [
             Span(

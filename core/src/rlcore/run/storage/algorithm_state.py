@@ -40,7 +40,8 @@ def write_state(checkpoint: Path, algorithm: str, state: AlgorithmState) -> None
 
 
 def read_state(checkpoint: Path) -> SavedState | None:
-    """What `write_state` wrote; None where the algorithm kept nothing. CheckpointError where it cannot be read."""
+    """Read the state that `write_state` wrote; None where the algorithm kept nothing. CheckpointError where it cannot be
+    read."""
     folder = checkpoint / FOLDER
     if not folder.is_dir():
         return None
@@ -56,7 +57,7 @@ def read_state(checkpoint: Path) -> SavedState | None:
 
 
 def state_for(algorithm: AlgorithmHandle, checkpoint: Path, *, allow_changes: bool) -> tuple[AlgorithmState | None, str]:
-    """What the algorithm is to go on with, None where that is nothing of this checkpoint, and then what to say of it.
+    """Return the state with which the algorithm continues, None where this checkpoint has none, and then a note about it.
 
     CheckpointError where the algorithm keeps a state that the checkpoint does not have, or the other way round, unless
     `allow_changes`: the algorithm then begins anew.

@@ -35,7 +35,7 @@ LOOP_STATE = "loop.json"
 
 @frozen(kw_only=True)
 class LoopState:
-    """Where the loop stands between two steps; everything else follows from the recipe's seed."""
+    """The state of the loop between two steps; everything else follows from the recipe's seed."""
 
     step: Count
     """The number of steps that are done."""
@@ -117,7 +117,7 @@ def newest_checkpoint(root: Path, note: Callable[[str], None]) -> Path | None:
 
 
 def find_damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint's files, or None where each has its size and digest."""
+    """Return the damage of a checkpoint's files; None where each has its size and digest."""
     try:
         expected = _read_manifest(checkpoint)
         for name, entry in expected.items():
@@ -148,7 +148,7 @@ def require_intact(checkpoint: Path) -> Path:
 
 
 class _DamageError(Exception):
-    """What is wrong with a manifest."""
+    """A manifest is damaged; its text says how."""
 
 
 def _read_manifest(checkpoint: Path) -> Mapping[str, Mapping[str, Any]]:

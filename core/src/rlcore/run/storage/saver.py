@@ -72,7 +72,7 @@ class RunSaver:
     tokenizer: Tokenizer
     directory: RunDirectory
     digests: RowDigests = RowDigests()
-    """What is known of the rows to train on."""
+    """Digests of the rows to train on."""
     model: str = field(init=False)
     """`model_digest` of the recipe's model."""
     reference: str | None = field(init=False)

@@ -57,7 +57,7 @@ class SynchronousRun:
     tokenizer: Tokenizer
     rows: Sequence[spi.Row]
     observers: Sequence[LoopObserver] = ()
-    """Those that follow the run besides its metrics file."""
+    """Observers of the run besides its metrics file."""
 
     def train(self, metrics_file: Path, progress: Progress) -> None:
         """Train to the last step, with a line of the metrics file a step."""

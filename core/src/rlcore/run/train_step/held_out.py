@@ -28,7 +28,7 @@ class _Part:
 
 @define(kw_only=True, eq=False)
 class HeldOutExamples:
-    """What `evaluation.max_prompts` lets pass of a held-out set."""
+    """The examples of a held-out set, at most `evaluation.max_prompts`."""
 
     samples: spi.RolloutBatch
     algorithm: AlgorithmHandle

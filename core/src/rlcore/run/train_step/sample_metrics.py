@@ -7,13 +7,13 @@ from rlcore.spi import RolloutBatch
 
 
 def sample_metrics(samples: RolloutBatch) -> dict[str, float]:
-    """What a policy's samples were like; nothing of rows of a data set."""
+    """Return the metrics of a policy's samples; none of rows of a data set."""
     return rollout_metrics(samples) if isinstance(samples, CollectedRollouts) else {}
 
 
 def rollout_metrics(collected: CollectedRollouts) -> dict[str, float]:
-    """What the samples were like. Rewards and success are those of valid samples, 0.0 where there is none; lengths and ends are
-    those of all, since the policy said what it said, whatever the environment did with it."""
+    """Return the samples' metrics. Rewards and success are those of valid samples, 0.0 where there is none; lengths and ends
+    are those of all, since the policy said what it said, whatever the environment did with it."""
     first = collected.first_sequences
     valid = collected.valid[first]
     rewards = collected.rewards[first][valid] if valid.any() else np.zeros(1, np.float32)
@@ -37,7 +37,7 @@ def rollout_metrics(collected: CollectedRollouts) -> dict[str, float]:
 
 
 def _of_sets(collected: CollectedRollouts) -> dict[str, float]:
-    """What the valid samples of each data set were like, where there are several, and how many samples it had."""
+    """Return metrics of each data set's valid samples, where there are several, and its number of samples."""
     if not collected.data_sets:
         return {}
     first, names = collected.first_sequences, np.asarray(collected.data_sets, object)

@@ -24,7 +24,7 @@ from rlcore_serve.sessions.interface import Segment, SessionContext, SessionServ
 from rlcore_serve.sessions.sampler import SessionSampler
 
 MODEL_NAME = "policy"
-"""What agents call the model."""
+"""The model's name for agents."""
 _SAMPLING = (spi.capabilities.TOP_K, spi.capabilities.TOP_P, spi.capabilities.STOP_STRINGS)
 
 
