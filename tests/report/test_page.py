@@ -66,7 +66,7 @@ def test_the_policy_allows_what_is_in_the_page_and_nothing_else(made: str) -> No
 
 def test_scripts_set_texts_as_texts_and_ask_for_nothing() -> None:
     sources = "".join((ASSETS / name).read_text() for name in SCRIPTS)
-    forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|Function\(|fetch\(|XMLHttp|import\("
+    forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b(?!/)|Function\(|fetch\(|XMLHttp|import\("
     assert not re.findall(forbidden, sources)
     assert re.findall(r"https?://[^\"]*", sources) == ["http://www.w3.org/2000/svg"], "a name, at which nothing is asked"
     assert {path.name for path in ASSETS.iterdir() if path.name.endswith(".js")} == set(SCRIPTS)
