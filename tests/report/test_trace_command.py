@@ -13,7 +13,7 @@ from rlcore_report.trace_command import parse_steps
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     (tmp_path / "recipe.toml").write_text("")
-    spans = [Span(step=step, lane="driver", name="train", start=float(step), seconds=(0.5,)) for step in range(1, 11)]
+    spans = [Span(step=step, role="driver", name="train", start=float(step), seconds=(0.5,)) for step in range(1, 11)]
     append_timeline(tmp_path / "timeline.jsonl", spans)
     return tmp_path
 

@@ -86,7 +86,7 @@ def test_a_collector_of_higher_priority_takes_the_place_of_the_released_one(
         return
     built: Any = build_collector(context)
     others: Any = {"generator": None, "clock": None, "progress": None}
-    turns = [built.step_collector(split, **others).max_turns for split in ("train", "evaluation")]
+    turns = [built.step_sampler(split, **others).max_turns for split in ("train", "evaluation")]
     built.close()
     assert turns == [1, 3]
 

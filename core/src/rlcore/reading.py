@@ -159,11 +159,11 @@ _COMPRESSED = {
     b"\xfd7zXZ\0": ("xz", "unxz -k"),
     b"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
 }
-"""What a compressed file begins with: the format's name, and what decompresses it beside itself."""
+"""The first bytes of compressed files: the format's name, and the program that decompresses it."""
 
 
 def read_text_file(path: Path, key: str) -> bytes:
-    """What a file of rows holds. DataError where it cannot be read, or is compressed; `key` is its section of the recipe."""
+    """Read a file of rows. DataError where it cannot be read, or is compressed; `key` is its section of the recipe."""
     try:
         content = read_file(path, memory_bytes())
     except OSError as error:

@@ -46,7 +46,7 @@ class ModelConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute dtype; "auto" is bfloat16 on CUDA and float32 on CPU. Master weights are float32 in any case."""
     trust_remote_code: bool = False
-    """Whether code that comes with the model may be run."""
+    """Allow code that comes with the model to run."""
     chat_template: Annotated[str, not_empty("Leave the key out for the tokenizer's own template.")] | None = None
     """Jinja chat template in place of the tokenizer's, or the name of one of the tokenizer's templates."""
     chat_template_kwargs: TemplateVariables = field(factory=dict)
@@ -95,8 +95,8 @@ class CriticConfig:
     """Write, after the last step, a directory `critic` in the Hugging Face format, a model for sequence classification with one
     label: what another run's critic may begin with."""
     offload: Offload = "none"
-    """What of it leaves the device of a GPU while it does not work, for the policy to train and the generator to run: nothing,
-    optimizer state and gradients, or its weights too. While the generator works, offload.trainer moves it as well."""
+    """The parts that leave the GPU's memory while the critic is idle, for the policy to train and the generator to run:
+    nothing, optimizer state and gradients, or its weights too. While the generator works, offload.trainer moves it as well."""
 
     def optimizer(self, policy: OptimizerSpec) -> OptimizerSpec:
         """Its own, given the policy's."""

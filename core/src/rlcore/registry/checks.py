@@ -39,7 +39,6 @@ OWN_METRICS = frozenset(
         "updates",
         "tokens_per_second",
         "generated_tokens_per_second",
-        "mean_generated_tokens",
         "critic/loss",
         "critic/grad_norm",
         "critic/learning_rate",
@@ -47,7 +46,10 @@ OWN_METRICS = frozenset(
     }
 )
 """Names in metrics.jsonl that no plugin's metric may have."""
-_OWN_FOLDERS = ("async", "data", "environment", "evaluation", "generation", "memory", "refit", "reward", "speculative", "time")
+_OWN_FOLDERS = (
+    *("async", "checkpoint_eval", "data", "environment", "eval", "generation"),
+    *("memory", "refit", "reward", "speculative", "time"),
+)
 OWN_PREFIXES = tuple(f"{folder}/" for folder in _OWN_FOLDERS)
 
 RecordT = TypeVar("RecordT")

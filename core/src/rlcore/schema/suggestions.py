@@ -15,7 +15,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def similar_path(path: Path, pattern: str = "*") -> str:
-    """Where a path does not exist, which one beside it the user most likely meant; "" where none of that pattern is near."""
+    """Return the path that the user most likely meant in place of one that does not exist; "" where none of that pattern is
+    near."""
     if not path.parent.is_dir():
         return f"The folder {path.parent} does not exist."
     near = nearest(path.name, [entry.name for entry in path.parent.glob(pattern) if entry.name != path.name])

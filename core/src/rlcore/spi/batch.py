@@ -213,7 +213,8 @@ class TokenBatch(PackedTokens):
     sequence_columns: Mapping[str, AnyArray] = field(factory=dict)
     """Per-sequence columns, [N] each, any numeric dtype or bool."""
     sampling_mask: SamplingMask | None = None
-    """What each of the T tokens was chosen among, where truncated sampling left tokens out; None where it never did."""
+    """The tokens that each of the T tokens was chosen among, where truncated sampling left tokens out; None where it never
+    did."""
     images: Images | None = None
     """The images that each of the N sequences reads; None where there are none. Needs the capability `images`."""
 
@@ -287,7 +288,7 @@ class TokenBatch(PackedTokens):
 
 @frozen(kw_only=True)
 class GlobalCounts:
-    """What losses divide by: counts over the whole optimizer step, all microbatches and all ranks."""
+    """The divisors of losses: counts over the whole optimizer step, all microbatches and all ranks."""
 
     num_loss_tokens: int
     """Tokens where loss_mask is True."""

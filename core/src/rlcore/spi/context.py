@@ -1,4 +1,4 @@
-"""What the core gives a backend when it builds it, `Backend(context, config)`; `[optimizer]`, `[schedule]` and `[lora]`."""
+"""The contexts that the core builds backends with, `Backend(context, config)`; `[optimizer]`, `[schedule]` and `[lora]`."""
 
 import math
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class LoraSpec:
 
     @property
     def scale(self) -> float:
-        """What the adapters' product is multiplied by."""
+        """Return the factor of the adapters' product."""
         return self.alpha / self.rank
 
 
@@ -73,7 +73,7 @@ class ScheduleSpec:
     decay: Literal["constant", "linear", "cosine"] = "constant"
     """The learning rate's course from the end of the warm-up to the end of the run."""
     min_learning_rate_ratio: Share = 0.0
-    """Where a decay ends, as a share of the peak."""
+    """The end of a decay, as a share of the peak."""
 
     def share(self, step: int, num_steps: int) -> float:
         """The learning rate of optimizer step `step`, counted from 0, in a run of `num_steps`, as a share of the peak.
@@ -119,7 +119,7 @@ class RankInfo:
 
 @frozen(kw_only=True)
 class TrainerContext:
-    """What a trainer backend is built with."""
+    """The context that a trainer backend is built with."""
 
     model: ModelSpec
     rank_info: RankInfo
@@ -144,23 +144,23 @@ class TrainerContext:
     schedule: ScheduleSpec = field(factory=ScheduleSpec)
     """How the learning rate changes over the run."""
     lora: LoraSpec | None = None
-    """Where it is set, adapters are all that trains: the model's weights are kept in the compute dtype alone, exports hold them
-    with the adapters merged in, and the policy that `reference` stands for is the model without them, or with those that
+    """The adapters, where adapters are all that trains: the model's weights are kept in the compute dtype alone, exports hold
+    them with the adapters merged in, and the policy that `reference` stands for is the model without them, or with those that
     `lora.init_from` names, which checkpoints then hold too. Needs the capability `lora`."""
     head: Head = "tokens"
-    """What the model ends in. "value": in place of the vocabulary's head one linear output a token, the weight `score.weight`
+    """The model's output layer. "value": in place of the vocabulary's head one linear output a token, the weight `score.weight`
     float32 [1, hidden] without a bias, as in transformers' *ForSequenceClassification with num_labels = 1, which is what
     save_state(kind="hf") writes. It begins with what the model's directory holds under that name, or at zero. Needs the
     capability `value_head`."""
 
     def learning_rate(self, step: int) -> float:
-        """What train_step uses at TrainStepRequest.schedule_step `step`."""
+        """Return the learning rate of train_step at TrainStepRequest.schedule_step `step`."""
         return self.optimizer.learning_rate * self.schedule.share(step, self.num_train_steps)
 
 
 @frozen(kw_only=True)
 class GeneratorContext:
-    """What a generator backend is built with."""
+    """The context that a generator backend is built with."""
 
     model: ModelSpec
     rank_info: RankInfo
@@ -181,16 +181,16 @@ class GeneratorContext:
     routed_experts: bool = False
     """True where requests may ask for GenerateResult.routed_experts."""
     lora: LoraSpec | None = None
-    """Where it is set, refits bring adapters of this form apart from the model's weights (ExportWeightsRequest.adapters): the
-    first of them, and each that follows where no weights count, both; the others adapters alone, beside which the weights stay.
-    What is sampled is the model with its adapters. Needs the capability `adapter_refit`."""
+    """The adapters, where refits bring them unmerged (ExportWeightsRequest.adapters): the first of them, and each that follows
+    where no weights count, both; the others adapters alone, beside which the weights stay. What is sampled is the model with
+    its adapters. Needs the capability `adapter_refit`."""
     delta: Delta = "off"
     """RefitRequest.delta or, of a sharded channel, ExportWeightsRequest.delta, as it will be."""
 
 
 @frozen(kw_only=True)
 class AlgorithmContext:
-    """What an algorithm may rely on in this run."""
+    """The facts of a run that an algorithm may rely on."""
 
     seed: int
     samples_per_prompt: int
@@ -204,7 +204,7 @@ class AlgorithmContext:
 
 @frozen(kw_only=True)
 class EnvironmentContext:
-    """What an environment is built with."""
+    """The context that an environment is built with."""
 
     seed: int
     reward_functions: tuple[Callable[..., Any], ...] = ()
@@ -214,7 +214,8 @@ class EnvironmentContext:
 
 @frozen(kw_only=True)
 class CheckContext:
-    """What a provider's `check` receives. It runs in the driver before anything is allocated, and must not allocate either."""
+    """The context that a provider's `check` receives. It runs in the driver before anything is allocated, and must not allocate
+    either."""
 
     model: ModelSpec
     device: Literal["cpu", "cuda"]

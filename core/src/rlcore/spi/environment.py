@@ -1,4 +1,4 @@
-"""What an environment is: it starts an episode from a task and answers each of the policy's turns.
+"""The interface of environments: an environment starts an episode from a task and answers each of the policy's turns.
 
 Verifiable rewards are one-turn episodes. State is explicit, so that one environment object serves any number of concurrent
 episodes and an episode can continue in another process.
@@ -56,7 +56,7 @@ Row: TypeAlias = Mapping[str, Any]
 
 @frozen(kw_only=True, eq=False)
 class Observation:
-    """What the policy reads next: messages, text or tokens, exactly one of them not None.
+    """The policy's next input: messages, text or tokens, exactly one of them not None.
 
     Messages go through the tokenizer's chat template: after a turn, what the template adds to the whole conversation is
     appended, and what was sampled stays as it was. Text and tokens are appended as they are.
@@ -67,8 +67,8 @@ class Observation:
     tokens: Int32Array | None = None
     """int32 [length]"""
     tools: Sequence[Tool] = ()
-    """What the policy may call from here on; only beside the messages of `reset`, and JSON throughout. The chat template shows
-    them to the policy, whose turns are then searched for calls."""
+    """The tools that the policy may call from here on; only beside the messages of `reset`, and JSON throughout. The chat
+    template shows them to the policy, whose turns are then searched for calls."""
 
     @classmethod
     def of_prompt(
@@ -101,7 +101,7 @@ class Turn:
     """int32 [length], the stop token included; read-only."""
     finish_reason: FinishReason
     content: str = ""
-    """What was said without the calls of tools: `text` itself where the episode has none."""
+    """The text without the calls of tools: `text` itself where the episode has none."""
     tool_calls: Sequence[ToolCall] = ()
     """The calls of tools in it, in order, those that could not be read among them; none where the episode has no tools."""
 
@@ -126,12 +126,12 @@ class StepResult:
     """Added to the episode's; finite."""
     done: bool
     observation: Observation | None = None
-    """What the policy reads next; None exactly where `done`."""
+    """The policy's next input; None exactly where `done`."""
     state: Any = None
     success: bool = False
-    """Whether the task is solved: what pass@1 counts, read from the last step."""
+    """True where the task is solved, which pass@1 counts, read from the last step."""
     reward_components: Mapping[str, float] = field(factory=dict)
-    """What the reward is made of, by name, for algorithms that compare each part by itself: finite; each is added to the
+    """The components of the reward, by name, for algorithms that compare each part by itself: finite; each is added to the
     episode's own. All others train on `reward`, whatever the sum of these is. Logged as `reward/<name>`."""
     metrics: Mapping[str, float] = field(factory=dict)
     """Finite; averaged over all turns that report them, and logged as `environment/<name>`."""
@@ -142,7 +142,7 @@ class SessionEndpoint:
     """The policy behind OpenAI's API, for one episode. All that it says there is recorded, and trained on."""
 
     base_url: str
-    """Where a client finds it, http://HOST:PORT/TOKEN/v1. Its requests are refused once the episode has ended."""
+    """The address for clients, http://HOST:PORT/TOKEN/v1. Its requests are refused once the episode has ended."""
     api_key: str
     """The token, which http://HOST:PORT/v1 takes as a bearer token."""
     model: str
@@ -151,14 +151,14 @@ class SessionEndpoint:
 
 @frozen(kw_only=True, eq=False)
 class EpisodeResult:
-    """What an agent environment says of a whole episode."""
+    """An agent environment's result of a whole episode."""
 
     reward: float
     """Finite; that of everything that the policy said in the episode."""
     success: bool = False
-    """Whether the task is solved: what pass@1 counts."""
+    """True where the task is solved, which pass@1 counts."""
     reward_components: Mapping[str, float] = field(factory=dict)
-    """What the reward is made of, as that of StepResult."""
+    """The components of the reward, as those of StepResult."""
     metrics: Mapping[str, float] = field(factory=dict)
     """Finite; averaged over all episodes that report them, and logged as `environment/<name>`."""
 
@@ -201,7 +201,7 @@ class LazyRows(Sequence[Row]):
         """The numbers of these rows; those of a slice are among the whole sequence's."""
         self._make = make
         self.level_of = level_of
-        """What tells the level of a row by its number; None where the row has to be made."""
+        """The function that returns the level of a row by its number; None where the row has to be made."""
 
     def name_of(self, index: int) -> str:
         """Return how errors call a row."""

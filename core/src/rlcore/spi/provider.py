@@ -1,4 +1,5 @@
-"""What an entry point names: a light description of a plugin, from which the core chooses before importing anything heavy."""
+"""The objects that entry points name: a light description of a plugin, from which the core chooses before importing anything
+heavy."""
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 from attrs import define, field
 
 Delta: TypeAlias = Literal["off", "device", "host"]
-"""Whether a refit brings only what has changed since the one before, and where both sides keep copies of what that brought."""
+"""The device on which both sides of a delta refit keep copies, so that only changes travel; "off" for refits of all weights."""
 
 
 @frozen(order=True)
@@ -35,12 +35,12 @@ class ShardSlice:
         return size
 
     def common(self, other: "ShardSlice") -> "ShardSlice":
-        """What lies in both, maybe nothing."""
+        """Return the intersection, which may be empty."""
         start = tuple(map(max, self.start, other.start))
         return ShardSlice(self.name, start, tuple(map(max, start, map(min, self.stop, other.stop))))
 
     def within(self, outer: "ShardSlice") -> tuple[slice, ...]:
-        """Where it lies in a tensor that holds `outer`."""
+        """Return its slices in a tensor that holds `outer`."""
         return tuple(slice(a - o, b - o) for a, b, o in zip(self.start, self.stop, outer.start, strict=True))
 
 
@@ -74,8 +74,8 @@ class ShardExport:
     """Set by a generator beside this rank, once its own ranks wait, before it reads the buckets. None elsewhere; with None on
     every rank nothing is sent."""
     digest: int | None = None
-    """What this rank has sent: the sum mod 2^64 of its buckets' digests, one for each rank that takes a bucket, once the
-    buckets are read. A bucket's is that of all parts in it, also where changes alone have travelled."""
+    """The digest of what this rank has sent: the sum mod 2^64 of its buckets' digests, one for each rank that takes a bucket,
+    once the buckets are read. A bucket's is that of all parts in it, also where changes alone have travelled."""
     sent_bytes: int | None = None
     """Bytes that this rank has sent, once the buckets are read; None where it does not count them. What the generators' ranks
     pass on among themselves is not in it."""
@@ -83,7 +83,7 @@ class ShardExport:
 
 DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Head: TypeAlias = Literal["tokens", "value"]
-"""What a model ends in: the vocabulary's head, or one linear output a token."""
+"""The output layer of a model: the vocabulary's head, or one linear output a token."""
 VALUE_HEAD_WEIGHT = "score.weight"
 """The name of that output's weight, [1, hidden], in transformers' *ForSequenceClassification."""
 
@@ -95,14 +95,14 @@ _CHUNK_BYTES = 2**22
 
 @frozen(kw_only=True)
 class TensorSpec:
-    """What a tensor is, without its values."""
+    """The description of a tensor, without its values."""
 
     name: str
     """Hugging Face name, as in a safetensors file of the model. A tied tensor is listed once, under its first name."""
     shape: tuple[int, ...]
     dtype: DtypeName
     keeps_dtype: bool = False
-    """Whether `dtype` is the model's own for this tensor, whatever the others are cast to: what does not train and has to be
+    """True where `dtype` is the model's own for this tensor, whatever the others are cast to: what does not train and has to be
     exact, such as the biases by which routers choose."""
 
 

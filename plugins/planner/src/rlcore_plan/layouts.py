@@ -95,12 +95,12 @@ def _colocated(
     for option in planner(shared):
         offloads: tuple[Offload, ...] = (work.offload, "none", "state")
         for offload in dict.fromkeys(offloads):
-            room = generator_room(memory, option, offload, sleeps=work.generator_sleeps)
+            room = generator_room(memory, option, offload, sleeps=work.generator_sleep_mode)
             if room is None:
                 continue
             left = max(0, room - beside) // GIB
             for engine in engines(max(left, 1)):
-                free = trainer_room(memory, engine, sleeps=work.generator_sleeps) - beside
+                free = trainer_room(memory, engine, sleeps=work.generator_sleep_mode) - beside
                 yield _candidate(
                     work,
                     devices,

@@ -82,7 +82,7 @@ def _room(plan: RunPlan) -> _Room | str:
     trainer = _trainer_option(plan, on_part(whole, nodes, ranks, TRAINER_SHARE * memory, is_shared=True))
     if isinstance(trainer, str):
         return trainer
-    sleeps = recipe.offload.generator_sleeps and _has(plan.chosen["generator"], capabilities.RESIDENCY)
+    sleeps = recipe.offload.generator_sleep_mode and _has(plan.chosen["generator"], capabilities.RESIDENCY)
     offload = recipe.offload.trainer if _has(plan.chosen["trainer"], capabilities.RESIDENCY) else "none"
     free = generator_room(memory, trainer, offload, sleeps=sleeps)
     if free is None:

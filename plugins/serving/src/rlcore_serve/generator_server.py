@@ -31,14 +31,14 @@ Note = Callable[[str], None]
 
 @frozen(kw_only=True)
 class Address:
-    """Where a model is served, and to whom."""
+    """The address of a served model, and its API key."""
 
     host: str
     port: int
     name: str
     """The name of the model in requests."""
     api_key: str | None
-    """What clients have to show as their API key; None lets in all."""
+    """The API key that clients have to send; None lets in all."""
 
 
 def serve_generator(

@@ -58,8 +58,8 @@ class Serving:
 
 
 def find_target(named: str, checkpoint: str | None, note: Note) -> Target:
-    """What RUN_OR_MODEL and --checkpoint name. A run's exported model comes before its checkpoints, of which the newest
-    intact one is taken. CheckpointError where there is none, ConfigError where the path is something else."""
+    """Find the model that RUN_OR_MODEL and --checkpoint name. A run's exported model comes before its checkpoints, of which the
+    newest intact one is taken. CheckpointError where there is none, ConfigError where the path is something else."""
     path = expanded(named)
     if (path / RECIPE).is_file():
         return _run_target(path, checkpoint, note)
@@ -165,7 +165,7 @@ def serve(
 
 
 def default_name(target: Target) -> str:
-    """What clients call the model: the run's name, the last part of a directory's, or the Hub name itself."""
+    """Return the model's name for clients: the run's name, the last part of a directory's, or the Hub name itself."""
     if target.run is not None:
         return target.run.resolve().name
     assert target.model is not None

@@ -22,7 +22,7 @@ class ShardCache:
         self._device = device
 
     def require(self, boxes: Iterable[ShardSlice]) -> None:
-        """These parts are sent or taken next: copies of others are given up, and all are of no version then."""
+        """Drop the copies of all other parts than these, which are sent or taken next; none has a version then."""
         if self.tensors.keys() != set(boxes):
             self.version, self.tensors = NOTHING, {}
 

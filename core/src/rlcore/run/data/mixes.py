@@ -71,7 +71,7 @@ def of_set(row: Row, name: str | None) -> Row:
 
 @frozen(kw_only=True, eq=False)
 class _Mixed:
-    """What environments of both kinds have in common."""
+    """The base of environments of both kinds."""
 
     backends: Mapping[str, Any]
     """By name, that of rows whose set names none first."""

@@ -13,7 +13,7 @@ from rlcore.spi.arrays import Int64Array
 
 
 class Stream(IntEnum):
-    """What a random draw is for; the second element of a numpy SeedSequence key. Each purpose and step has its own
+    """The purpose of a random draw; the second element of a numpy SeedSequence key. Each purpose and step has its own
     stream, so that a resumed run draws what the first would have drawn."""
 
     DATA = 0

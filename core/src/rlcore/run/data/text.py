@@ -15,7 +15,7 @@ from rlcore.run.data.examples import Examples
 from rlcore.spi.arrays import Int32Array, Int64Array
 
 History: TypeAlias = Literal["refuse", "keep_sampled"]
-"""What to do where a template would rewrite what it has shown."""
+"""Handling of templates that would rewrite earlier messages."""
 Observe: TypeAlias = Callable[[Sequence[spi.Row]], Sequence[spi.Observation]]
 """Returns the prompts that an environment makes of rows."""
 EngineParser: TypeAlias = Callable[[str], spi.ParseToolCalls | None]

@@ -20,18 +20,18 @@ from rlcore.spi.lifecycle import RESIDENT
 
 @define(kw_only=True, eq=False)
 class CriticResidency:
-    """Where the critic is: on the device while it works, and else as the recipe says."""
+    """Moves the critic: onto the device while it works, and else as the recipe says."""
 
     critic: TrainerGroup
     clock: PhaseClock
     besides_policy: Offload
-    """What of it leaves the device while the policy trains."""
+    """The parts that leave the device while the policy trains."""
     besides_generator: Offload
-    """What of it leaves the device while a generator on the same device works."""
+    """The parts that leave the device while a generator on the same device works."""
     moves: bool
     """True where it is ever moved."""
     _absent: Offload | None = None
-    """What is away; None at first, since it may have made room for the generator to start."""
+    """The parts that are away; None at first, since it may have made room for the generator to start."""
 
     @classmethod
     def of(cls, plan: BackendPlan, critic: TrainerGroup, clock: PhaseClock) -> "CriticResidency":

@@ -167,7 +167,7 @@ def _level_problem(recipe: Recipe, needs: AlgorithmNeeds) -> Problem | None:
 
 
 def replays_sampling_mask(recipe: Recipe, needs: AlgorithmNeeds) -> bool:
-    """Whether the generator is to say what it chose each token among, for the trainer to normalise over."""
+    """Return whether the generator reports the kept tokens of truncated sampling, for the trainer to normalise over."""
     rollout = recipe.rollout
     return needs.untruncated_sampling and rollout.truncates and not rollout.accept_truncation_bias
 

@@ -98,8 +98,8 @@ def _usable(recipe: Recipe, registry: Registry) -> list[ChannelProvider]:
 
 
 def has_other_model(entry: Entry) -> bool:
-    """Whether a generator answers with a model that `model.path` does not name, such as an endpoint's: it neither reads that
-    one nor is brought to its weights."""
+    """Return whether a generator answers with a model that `model.path` does not name, such as an endpoint's: it neither reads
+    that one nor is brought to its weights."""
     return not takes_weights(entry) and entry.provider is not None and not entry.provider.reads_model
 
 

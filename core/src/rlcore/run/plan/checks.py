@@ -126,7 +126,7 @@ def _kernel_notes(plan: RunPlan) -> Iterator[Note]:
 
 
 def _of_reference(plan: RunPlan, context: CheckContext) -> CheckContext:
-    """What the trainer's check receives for a reference on devices of its own."""
+    """Return the context of the trainer's check for a reference on devices of its own."""
     assert plan.recipe.cluster is not None
     return evolve(
         context,

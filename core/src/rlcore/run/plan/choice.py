@@ -248,7 +248,7 @@ def _image_needs(recipe: Recipe) -> dict[str, str]:
 
 
 def _refit_needs(recipe: Recipe) -> dict[str, str]:
-    adapters = {capabilities.ADAPTER_REFIT: 'refit.adapters = "apart"'} if recipe.refit.adapters == "apart" else {}
+    adapters = {capabilities.ADAPTER_REFIT: 'refit.adapters = "unmerged"'} if recipe.refit.adapters == "unmerged" else {}
     delta = {capabilities.DELTA_REFIT: f'refit.delta = "{recipe.refit.delta}"'} if recipe.refit.delta != "off" else {}
     return adapters | delta
 

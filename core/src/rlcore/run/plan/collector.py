@@ -86,7 +86,7 @@ class Collector(ABC):
         self, held_out: PromptRows, generator: GeneratorGroup, clock: PhaseClock, progress: Progress
     ) -> Callable[[int], dict[str, float]]:
         """Return a function that measures the answers to held-out rows. Called with the version of the generator's weights, it
-        returns figures named `evaluation/…`."""
+        returns figures named `eval/…`."""
 
     def close(self) -> None:  # noqa: B027 - not all hold anything
         """End what is under way, and close the environment, which nothing else does."""

@@ -16,14 +16,14 @@ from rlcore.spi import Tokenizer, installed_data_sources
 
 @frozen(kw_only=True)
 class Preview:
-    """What there is to read."""
+    """The data that a run would read."""
 
     rows: Mapping[Split, str]
     """How many rows each data set has, and where they are from; of those that can be opened here."""
     first_prompt: str | None
     """The first row's prompt through the chat template, special tokens included; None where it cannot be told here."""
     notes: Sequence[str]
-    """What was not looked at, and what is odd about the rest."""
+    """Parts that were not read, and warnings about the rest."""
 
 
 def preview(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Preview:
@@ -57,7 +57,7 @@ def _data_sets(prepared: RunPlan) -> dict[Split, DatasetConfig]:
 
 
 def _remote(config: DatasetConfig) -> list[str]:
-    """What of a data set is not on this machine."""
+    """Return the parts of a data set that are not on this machine."""
     parts = [config] if config.mix is None else config.parts().values()
     paths = [part.path or "" for part in parts if _is_name(part.source)]
     return [path for path in paths if not expanded(path).exists()]

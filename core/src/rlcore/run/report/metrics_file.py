@@ -62,8 +62,8 @@ def _parse(line: bytes) -> dict[str, float] | str:
     return f"{wrong[0]} = {record[wrong[0]]!r}" if wrong else dict(record)
 
 
-MEASURED = {"accuracy": "evaluation/pass@1", "held_out_loss": "evaluation/loss"}
-"""What is told of the first and the last evaluation, by its name in metrics.jsonl."""
+MEASURED = {"accuracy": "eval/pass@1", "held_out_loss": "eval/loss"}
+"""Metrics that the summary gives of the first and the last evaluation, by their prefixes there."""
 
 
 def summarize(records: Sequence[Mapping[str, float]]) -> dict[str, object]:

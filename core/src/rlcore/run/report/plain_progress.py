@@ -12,9 +12,9 @@ from rlcore.schema.printable import printable
 from rlcore.secrets import masked
 
 STEP_METRICS = {
-    "evaluation/pass@1": ("pass@1", "{:.3f}"),
+    "eval/pass@1": ("pass@1", "{:.3f}"),
     "reward_mean": ("reward", "{:.3f}"),
-    "evaluation/loss": ("held-out loss", "{:.4f}"),
+    "eval/loss": ("held-out loss", "{:.4f}"),
     "loss": ("loss", "{:.4f}"),
     "response_length_mean": ("length", "{:.1f}"),
     "speculative/mean_acceptance_length": ("acceptance length", "{:.2f}"),

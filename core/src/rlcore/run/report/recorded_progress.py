@@ -32,7 +32,7 @@ NUM_RECENT_STEPS = 20
 
 @frozen(kw_only=True)
 class RunError:
-    """What ended a run before its last step."""
+    """The error that ended a run before its last step."""
 
     exit_code: int
     message: str
@@ -40,7 +40,7 @@ class RunError:
 
 @frozen(kw_only=True)
 class Status:
-    """What status.json holds. Times are seconds since 1970."""
+    """The content of status.json. Times are seconds since 1970."""
 
     state: Literal["running", "complete", "interrupted", "failed"]
     """As the process wrote it: one that was killed could not say so."""
@@ -93,7 +93,7 @@ class StatusFile:
         self._write(self.status)
 
     def phase(self, name: str) -> None:
-        """What happens from now on."""
+        """Write the phase that begins."""
         if name != self.status.phase:
             self._write(evolve(self.status, phase=name, phase_since=time.time()))
 

@@ -15,7 +15,7 @@ from rlcore.reading import parse_json, read_bytes
 from rlcore.run.report.progress import Progress
 
 DRIVER = "driver"
-"""The lane of the process that runs the loop; other lanes are pools of workers."""
+"""The role of the process that runs the loop; other roles are pools of workers."""
 DECIMALS = 4
 """Tenths of a millisecond: less than a phase of any step takes."""
 
@@ -29,11 +29,11 @@ def _as_tuple(seconds: Sequence[float]) -> tuple[float, ...]:
 
 @frozen(kw_only=True)
 class Span:
-    """Something that went on in a lane."""
+    """Something that went on in a role."""
 
     step: int
     """The step in whose time it ended; what follows a step, such as its checkpoint, is in the time of the next one."""
-    lane: str
+    role: str
     name: str
     """A phase, or a call of all ranks of a pool."""
     start: float
@@ -48,24 +48,24 @@ class Timeline:
 
     _spans: list[tuple[str, str, float, tuple[float, ...]]] = field(factory=list, init=False)
     _epoch: float = field(factory=lambda: time.time() - time.perf_counter(), init=False)
-    """Where time.perf_counter() is 0, in seconds since 1970."""
+    """The time at which time.perf_counter() is 0, in seconds since 1970."""
 
-    def add(self, lane: str, name: str, start: float, seconds: Sequence[float]) -> None:
+    def add(self, role: str, name: str, start: float, seconds: Sequence[float]) -> None:
         """Something is over that began at `start`, by time.perf_counter()."""
-        self._spans.append((lane, name, start, tuple(seconds)))
+        self._spans.append((role, name, start, tuple(seconds)))
 
     def take(self, step: int) -> list[Span]:
-        """What was done since the last call, as of a step."""
+        """Return the spans since the last call, as those of a step."""
         taken, self._spans = self._spans, []
         return [
             Span(
                 step=step,
-                lane=lane,
+                role=role,
                 name=name,
                 start=round(self._epoch + start, DECIMALS),
                 seconds=tuple(round(each, DECIMALS) for each in seconds),
             )
-            for lane, name, start, seconds in taken
+            for role, name, start, seconds in taken
         ]
 
 
@@ -94,7 +94,7 @@ def _parse(line: bytes) -> Span | None:
     except (ValueError, TypeError):
         return None
     numbers = (span.step, span.start, *span.seconds)
-    is_span = type(span.step) is int and isinstance(span.lane, str) and isinstance(span.name, str) and bool(span.seconds)
+    is_span = type(span.step) is int and isinstance(span.role, str) and isinstance(span.name, str) and bool(span.seconds)
     # Neither infinite nor NaN, and small enough for microseconds.
     return span if is_span and all(type(one) in (int, float) and abs(one) < MAX_NUMBER for one in numbers) else None
 

@@ -39,7 +39,7 @@ LOOP_STATE = "loop.json"
 
 @frozen(kw_only=True)
 class LoopState:
-    """Where the loop stands between two steps; everything else follows from the recipe's seed."""
+    """The state of the loop between two steps; everything else follows from the recipe's seed."""
 
     step: Count
     """The number of steps that are done."""
@@ -121,7 +121,7 @@ def newest_checkpoint(root: Path, note: Callable[[str], None]) -> Path | None:
 
 
 def find_damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint's files, or None where each has its size and digest."""
+    """Return the damage of a checkpoint's files; None where each has its size and digest."""
     try:
         expected = _read_manifest(checkpoint)
         for name, entry in expected.items():
@@ -152,7 +152,7 @@ def require_intact(checkpoint: Path) -> Path:
 
 
 class _DamageError(Exception):
-    """What is wrong with a manifest."""
+    """A manifest is damaged; its text says how."""
 
 
 def _read_manifest(checkpoint: Path) -> Mapping[str, Mapping[str, Any]]:
@@ -236,7 +236,8 @@ def write_state(checkpoint: Path, algorithm: str, state: AlgorithmState) -> None
 
 
 def read_state(checkpoint: Path) -> SavedState | None:
-    """What `write_state` wrote; None where the algorithm kept nothing. CheckpointError where it cannot be read."""
+    """Read the state that `write_state` wrote; None where the algorithm kept nothing. CheckpointError where it cannot be
+    read."""
     folder = checkpoint / FOLDER
     if not folder.is_dir():
         return None
@@ -252,7 +253,7 @@ def read_state(checkpoint: Path) -> SavedState | None:
 
 
 def state_for(algorithm: AlgorithmHandle, checkpoint: Path, *, allow_changes: bool) -> tuple[AlgorithmState | None, str]:
-    """What the algorithm is to go on with, None where that is nothing of this checkpoint, and then what to say of it.
+    """Return the state with which the algorithm continues, None where this checkpoint has none, and then a note about it.
 
     CheckpointError where the algorithm keeps a state that the checkpoint does not have, or the other way round, unless
     `allow_changes`: the algorithm then begins anew.

@@ -76,7 +76,7 @@ class RunSaver:
     tokenizer: Tokenizer
     directory: RunDirectory
     digests: RowDigests = RowDigests()
-    """What is known of the rows to train on."""
+    """Digests of the rows to train on."""
     model: str = field(init=False, default=Factory(lambda saver: _digest(saver.plan.recipe.model), takes_self=True))
     """`model_digest` of the recipe's model."""
     reference: str | None = field(

@@ -57,7 +57,7 @@ class SynchronousRun:
     tokenizer: Tokenizer
     rows: Sequence[spi.Row]
     observers: Sequence[LoopObserver] = ()
-    """Those that follow the run besides its metrics file."""
+    """Observers of the run besides its metrics file."""
 
     def train(self, metrics_file: Path, progress: Progress) -> None:
         """Train to the last step, with a line of the metrics file a step."""
@@ -199,7 +199,7 @@ class SynchronousRun:
             max_bucket_bytes=refit.max_bucket_mib * 2**20,
             max_attempts=refit.max_attempts,
             delta="off",
-            apart=False,
+            unmerged=False,
             may_alias=True,
             clock=clock,
             progress=progress,
@@ -207,7 +207,7 @@ class SynchronousRun:
         residency = Residency(
             trainer=backends.trainer,
             generator=backends.generator,
-            generator_sleeps=False,
+            generator_sleep_mode=False,
             offload_trainer="none",
             trainer_moves=False,
             clock=clock,

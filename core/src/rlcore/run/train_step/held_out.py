@@ -53,7 +53,7 @@ class _Part:
 
 @define(kw_only=True, eq=False)
 class HeldOutExamples:
-    """What `evaluation.max_prompts` lets pass of a held-out set."""
+    """The examples of a held-out set, at most `evaluation.max_prompts`."""
 
     samples: spi.RolloutBatch
     algorithm: AlgorithmHandle
@@ -83,7 +83,7 @@ class HeldOutExamples:
         return cls(samples=samples, algorithm=algorithm, trainer=backends.trainer, reference=reference, parts=parts)
 
     def evaluate(self, weight_version: int) -> dict[str, float]:
-        """The algorithm's figures, each as `evaluation/<name>`, and of each of several data sets as `evaluation/<name>/<set>`.
+        """The algorithm's figures, each as `eval/<name>`, and of each of several data sets as `eval/<name>/<set>`.
         The reference is asked once: it never changes."""
         batch, needs = self.samples.batch, self.algorithm.needs
         every = np.arange(batch.num_sequences)
@@ -94,11 +94,11 @@ class HeldOutExamples:
             if needs.reference_logprobs and self._reference is None:
                 self._reference = self.reference.logprobs(batch, every, weight_version)
         figures = self._measured(self.samples, found, self._reference)
-        named = {f"evaluation/{name}": value for name, value in figures.items()}
+        named = {f"eval/{name}": value for name, value in figures.items()}
         for of_set, part in self.parts.items():
             reference = None if self._reference is None else take_rows(self._reference, batch.offsets, part.sequences)
             figures = self._measured(part.samples, take_rows(found, batch.offsets, part.sequences), reference)
-            named |= {f"evaluation/{name}/{of_set}": value for name, value in figures.items()}
+            named |= {f"eval/{name}/{of_set}": value for name, value in figures.items()}
         return named
 
     def _measured(self, samples: spi.RolloutBatch, found: Float32Array, reference: Float32Array | None) -> dict[str, float]:
@@ -123,7 +123,7 @@ class HeldOutObserver(LoopObserver):
 
     @abstractmethod
     def evaluate(self, step: int, weight_version: int) -> Mapping[str, float]:
-        """The figures, named `evaluation/…`."""
+        """The figures, named `eval/…`."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -29,13 +29,13 @@ def training_metrics(results: Sequence[TrainStepResult]) -> dict[str, float]:
 
 
 def sample_metrics(samples: RolloutBatch) -> dict[str, float]:
-    """What a policy's samples were like; nothing of rows of a data set."""
+    """Return the metrics of a policy's samples; none of rows of a data set."""
     return rollout_metrics(samples) if isinstance(samples, CollectedRollouts) else {}
 
 
 def rollout_metrics(collected: CollectedRollouts) -> dict[str, float]:
-    """What the samples were like. Rewards and success are those of valid samples, 0.0 where there is none; lengths and ends are
-    those of all, since the policy said what it said, whatever the environment did with it."""
+    """Return the samples' metrics. Rewards and success are those of valid samples, 0.0 where there is none; lengths and ends
+    are those of all, since the policy said what it said, whatever the environment did with it."""
     first = collected.first_sequences
     valid = collected.valid[first]
     rewards = collected.rewards[first][valid] if valid.any() else np.zeros(1, np.float32)
@@ -59,7 +59,7 @@ def rollout_metrics(collected: CollectedRollouts) -> dict[str, float]:
 
 
 def _of_sets(collected: CollectedRollouts) -> dict[str, float]:
-    """What the valid samples of each data set were like, where there are several, and how many samples it had."""
+    """Return metrics of each data set's valid samples, where there are several, and its number of samples."""
     if not collected.data_sets:
         return {}
     first, names = collected.first_sequences, np.asarray(collected.data_sets, object)
@@ -75,11 +75,10 @@ def _of_sets(collected: CollectedRollouts) -> dict[str, float]:
 
 
 def throughput_metrics(samples: RolloutBatch, total_s: float) -> dict[str, float]:
-    """Tokens per second of the whole step, prompts included, and mean generated tokens of a sample."""
+    """Return tokens per second of the whole step: with prompts, and those generated."""
     metrics = {"tokens_per_second": samples.batch.num_tokens / total_s}
     if isinstance(samples, CollectedRollouts):
         metrics["generated_tokens_per_second"] = float(samples.num_generated.sum()) / total_s
-        metrics["mean_generated_tokens"] = float(samples.num_generated.sum()) / len(samples.first_sequences)
     return metrics
 
 

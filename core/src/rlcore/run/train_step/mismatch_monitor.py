@@ -58,7 +58,7 @@ class MismatchMonitor:
     """
 
     trainer: TrainerGroup
-    """What it declares is looked at, and its log-probabilities are read where an update brings none."""
+    """The trainer whose capabilities decide, and whose log-probabilities are read where an update brings none."""
     writer: DisagreementWriter | None
     """None where no installed package keeps samples."""
     progress: Progress
@@ -71,7 +71,7 @@ class MismatchMonitor:
 
     @property
     def bounds(self) -> Mapping[str, float]:
-        """What a step's first update is bounded by: nothing where the trainer cannot refuse."""
+        """Return the bounds of a step's first update: none where the trainer cannot refuse."""
         return {METRIC: self.end_above} if self.trainer.has(spi.capabilities.METRIC_BOUNDS) else {}
 
     @property
@@ -108,8 +108,9 @@ class MismatchMonitor:
             self._report(step, minibatch, error.metrics[METRIC], weight_version, None, refused=True)
 
     def compare(self, step: int, minibatch: Minibatch, weight_version: int, *, is_part: bool) -> Mapping[str, float]:
-        """How far the two agree on a minibatch before its update, or on a part of it, by a pass of its own: MISMATCH_METRICS,
-        and of a part how much it is. RefitError where METRIC is above `end_above`; else a note where that is due."""
+        """Measure how far the two agree on a minibatch before its update, or on a part of it, by a pass of its own:
+        MISMATCH_METRICS, and of a part how much it is. RefitError where METRIC is above `end_above`; else a note where that is
+        due."""
         logprobs = self.trainer.logprobs(minibatch.batch, minibatch.sequences, "policy", weight_version)
         metrics = mismatch_metrics(minibatch.batch, minibatch.sequences, logprobs)
         if self._is_reported(metrics[METRIC]):

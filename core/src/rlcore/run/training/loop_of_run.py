@@ -36,7 +36,7 @@ class LoopParts:
     saver: RunSaver
     sinks: Sinks
     observers: Sequence[LoopObserver]
-    """Those that outlive restarts of the workers."""
+    """Observers that outlive restarts of the workers."""
     progress: Progress
     clock: PhaseClock
     guard: InterruptGuard
@@ -159,7 +159,7 @@ def _begin(source: Source, step: int, checkpoint: Path | None) -> None:
 
 
 def _per_dataset(plan: RunPlan, backends: Backends, source: Source) -> list[PerDatasetMetrics]:
-    """Who measures each of several data sets, where that can be done."""
+    """Return the observers that measure each of several data sets, where that can be done."""
     if not isinstance(source, ExampleSource) or source.names_of is None:
         return []
     if not PerDatasetMetrics.are_measurable(plan.algorithm, backends.trainer):

@@ -166,11 +166,11 @@ class FakeAlgorithmConfig:
     """Options of the fake algorithm."""
 
     source: Literal["rollouts", "demonstrations", "preferences"] = "rollouts"
-    """What it learns from."""
+    """The source of its samples."""
     previous_logprobs: bool = False
-    """Whether updates use an importance ratio."""
+    """True where updates use an importance ratio."""
     generation_ratio: bool = False
-    """Whether updates use the ratio to the probabilities that were sampled with, in place of that one."""
+    """True where updates use the ratio to the probabilities that were sampled with, in place of that one."""
     kl_coefficient: float = 0.0
     """Pull towards the reference policy; above 0.0 its log-probabilities are needed."""
     entropy_coefficient: float = 0.0
@@ -189,7 +189,7 @@ class FakeAlgorithm:
 
     @property
     def needs(self) -> AlgorithmNeeds:
-        """What the loop must provide."""
+        """Return the inputs that the loop must provide."""
         return AlgorithmNeeds(
             source=self.config.source,
             previous_logprobs=self.config.previous_logprobs,

@@ -309,7 +309,7 @@ class FakeTrainer:
         return {name: value.sum() / counts.num_loss_tokens for name, value in zip(MISMATCH_METRICS, values, strict=True)}
 
     def step_logprobs(self, request: TrainStepRequest) -> tuple[Float32Array, ...]:
-        """What the loss got, for TrainStepResult.logprobs."""
+        """Return the log-probabilities that the loss got, for TrainStepResult.logprobs."""
         both = (self.evaluate(self.weights, batch, request.temperature) for batch in request.microbatches)
         return tuple(logprobs.astype(np.float32) for logprobs, _ in both)
 

@@ -57,7 +57,7 @@ class PretrainedTokenizer:
         return ChatTemplate(backend=self.backend, variables=variables, placeholders=cache(self._placeholders))
 
     def _placeholders(self) -> Placeholders | None:
-        """What puts placeholders for images into prompts, where the model reads images."""
+        """Return the function that puts placeholders for images into prompts, where the model reads images."""
         config = model_file(self.model, CONFIG_FILE)
         content = {} if config is None else read_object(config)
         if isinstance(content, Problem) or not reads_images(content):

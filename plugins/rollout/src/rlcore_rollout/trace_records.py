@@ -81,7 +81,7 @@ class StepRecord:
     version: Count
     """The weights that it began with."""
     groups: tuple[GroupRecord, ...]
-    """Those that it trained on, in the order of the batch."""
+    """The groups that it trained on, in the order of the batch."""
     next: Count
     """The number of the group that would have begun next."""
     num_open: Count = 0
@@ -150,7 +150,7 @@ def _spans(versions: Int32Array, places: Sequence[int], start: int, end: int) ->
 
 
 def _changes(versions: Int32Array, start: int, end: int) -> list[int]:
-    """Where within a turn another version begins; versions never fall within a sample."""
+    """Return the places within a turn at which another version begins; versions never fall within a sample."""
     if versions[start] == versions[end - 1]:
         return []
     places: list[int] = (start + 1 + np.flatnonzero(np.diff(versions[start:end]))).tolist()

@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from rlcore.config.data import DatasetConfig
 from rlcore.config.model import ModelConfig
-from rlcore_reward.scorer import Conversation, Failure, RewardTokenizer, Scoring, score, tokens_of
+from rlcore_reward_model.scorer import Conversation, Failure, RewardTokenizer, Scoring, score, tokens_of
 from rlcore_text.rows.preferences import render_preferences
 from rlcore_text.tokenizers.tokenizer import load_tokenizer
 from rlcore_torchkit.testing.models import make_model
@@ -122,7 +122,7 @@ def test_an_answer_ends_with_the_first_token_of_what_follows_as_a_run_trains_it(
 
 
 def test_a_chat_template_without_end_is_named(reward_model, monkeypatch, scoring):
-    monkeypatch.setattr("rlcore_reward.scorer.TEMPLATE_S", 0.2)
+    monkeypatch.setattr("rlcore_reward_model.scorer.TEMPLATE_S", 0.2)
     tokenizer = AutoTokenizer.from_pretrained(reward_model)
     tokenizer.chat_template = "{% for _ in range(99999) %}{% for _ in range(99999) %}{% endfor %}{% endfor %}{{ messages }}"
     with pytest.raises(TimeoutError, match=r"chat template .* 0\.2 s"):

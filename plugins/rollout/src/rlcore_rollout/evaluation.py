@@ -18,14 +18,14 @@ from rlcore.run.train_step.held_out import HeldOutObserver
 from rlcore.run.train_step.metrics import rollout_metrics
 from rlcore.spi import Row
 from rlcore.spi.arrays import BoolArray, Int32Array, Int64Array
-from rlcore_rollout.collector import StepCollector
+from rlcore_rollout.sampler import StepSampler
 
 
 @frozen(kw_only=True, eq=False)
 class HeldOutEvaluator:
     """pass@1 on the held-out rows; the same draws at every evaluation, so that curves differ by the weights alone."""
 
-    collector: StepCollector[Any]
+    sampler: StepSampler[Any]
     rows: Sequence[Row]
     kept: Int64Array
     """int64 [P]: the rows within the limits."""
@@ -36,9 +36,9 @@ class HeldOutEvaluator:
     """True where each pass@k comes with the bounds of its interval."""
 
     def evaluate(self, weight_version: int, keep: Callable[[CollectedRollouts], None] | None = None) -> dict[str, float]:
-        """Return the metrics of an evaluation, named `evaluation/…`; `keep` is called with its answers."""
+        """Return the metrics of an evaluation, named `eval/…`; `keep` is called with its answers."""
         rows = [self.rows[int(index)] for index in self.kept]
-        collected = self.collector.collect(rows, weight_version, (self.seed, Stream.EVALUATION))
+        collected = self.sampler.collect(rows, weight_version, (self.seed, Stream.EVALUATION))
         if keep is not None:
             keep(collected)
         return evaluation_metrics(collected, self.ks, with_bounds=self.with_bounds)
@@ -81,11 +81,11 @@ def evaluation_metrics(collected: CollectedRollouts, ks: Sequence[int] = (), *, 
     set_of = np.asarray(collected.data_sets, object)[collected.group_ids[first]] if collected.data_sets else None
     solved = collected.success[first]
     return {
-        "evaluation/pass@1": float(solved.mean()),
+        "eval/pass@1": float(solved.mean()),
         **pass_metrics(solved, collected.group_ids[first], [1, *ks] if with_bounds else ks, with_bounds=with_bounds),
-        **{f"evaluation/{name}": metrics[name] for name in names},
-        "evaluation/failed": metrics["environment/failed"],
-        **{f"evaluation/pass@1/{name}": float(solved[set_of == name].mean()) for name in sorted({*collected.data_sets})},
+        **{f"eval/{name}": metrics[name] for name in names},
+        "eval/failed": metrics["environment/failed"],
+        **{f"eval/pass@1/{name}": float(solved[set_of == name].mean()) for name in sorted({*collected.data_sets})},
     }
 
 
@@ -133,13 +133,13 @@ def pass_at_k_interval(num_samples: Int64Array, num_solved: Int64Array, k: int) 
 
 
 def pass_metrics(solved: BoolArray, prompt_of: Int32Array, ks: Sequence[int], *, with_bounds: bool) -> dict[str, float]:
-    """`evaluation/pass@K` for each k, from samples, bool [N], and the prompt that each is of, int32 [N]; with bounds also
-    `evaluation/pass@K_low` and `evaluation/pass@K_high`."""
+    """`eval/pass@K` for each k, from samples, bool [N], and the prompt that each is of, int32 [N]; with bounds also
+    `eval/pass@K_low` and `eval/pass@K_high`."""
     _, index, num_samples = np.unique(prompt_of, return_inverse=True, return_counts=True)
     num_solved = np.bincount(index, weights=solved).astype(np.int64)
     metrics: dict[str, float] = {}
     for k in ks:
-        name = f"evaluation/pass@{k}"
+        name = f"eval/pass@{k}"
         if with_bounds:
             found = pass_at_k_interval(num_samples, num_solved, k)
             metrics |= {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}

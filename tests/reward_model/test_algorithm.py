@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from rlcore.spi import GROUP_IDS, AlgorithmContext, RolloutBatch, TokenBatch
-from rlcore_reward.algorithm import RewardAlgorithm
-from rlcore_reward.config import RewardConfig
+from rlcore_reward_model.algorithm import RewardAlgorithm
+from rlcore_reward_model.config import RewardConfig
 
 CONTEXT = AlgorithmContext(
     seed=0, samples_per_prompt=1, minibatches_per_step=1, temperature=1.0, generation_logprobs_exact=False

@@ -6,7 +6,7 @@ import numpy as np
 
 from rlcore.spi import AlgorithmContext, AlgorithmNeeds, LossSpec, RolloutBatch, TrainingBatch
 from rlcore.spi.arrays import Float32Array
-from rlcore_reward.config import RewardConfig
+from rlcore_reward_model.config import RewardConfig
 
 
 class RewardAlgorithm:
@@ -15,7 +15,7 @@ class RewardAlgorithm:
     def __init__(self, context: AlgorithmContext, config: RewardConfig) -> None:
         del context
         self.needs = AlgorithmNeeds(source="preferences", margins=True, whole_groups=True, head="value")
-        self._loss = LossSpec(path="rlcore_reward.loss:reward_loss", config=config)
+        self._loss = LossSpec(path="rlcore_reward_model.loss:reward_loss", config=config)
 
     def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
         """The pairs as they are."""

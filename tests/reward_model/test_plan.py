@@ -9,8 +9,8 @@ from attrs import evolve
 from trainer_plans import MODEL, plan_context
 from transformers import AutoModelForSequenceClassification
 
-from rlcore_reward.config import RewardModelConfig
-from rlcore_reward.plan import plan
+from rlcore_reward_model.config import RewardModelConfig
+from rlcore_reward_model.plan import plan
 from rlcore_torchkit.testing.models import make_model
 
 GIB = 2**30

@@ -7,8 +7,8 @@ import pytest
 from attrs import evolve
 
 from rlcore.spi import CheckContext, ModelSpec, Note
-from rlcore_reward.check import check
-from rlcore_reward.config import RewardModelConfig
+from rlcore_reward_model.check import check
+from rlcore_reward_model.config import RewardModelConfig
 from rlcore_torchkit.testing.models import make_model
 
 CONTEXT = CheckContext(model=ModelSpec(path="policy"), device="cpu", world_size=1, max_sequence_length=32)

@@ -10,7 +10,7 @@ from rlcore.schema.structure import structure
 from rlcore.spi import FinishReason, SamplingParams
 from rlcore_rollout.episode import Completion, CompletionRequest, Episode
 from rlcore_rollout.episode_group import EpisodeGroup
-from rlcore_rollout.rollout_trace import (
+from rlcore_rollout.trace_records import (
     GroupRecord,
     LostRecord,
     SampleRecord,

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from rlcore.spi import MARGINS, ContractError, LossInputs, LossOutput
-from rlcore_reward.config import RewardConfig
+from rlcore_reward_model.config import RewardConfig
 
 
 def reward_loss(inputs: LossInputs, config: RewardConfig) -> LossOutput:

@@ -7,7 +7,7 @@ from rlcore.model_files import CONFIG_FILE, read_object
 from rlcore.schema.file_limits import expanded
 from rlcore.spi import ModelError, PlanContext, PlanOption
 from rlcore.spi.weights import ITEM_BYTES
-from rlcore_reward.config import RewardModelConfig
+from rlcore_reward_model.config import RewardModelConfig
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.trainer.step_costs import layer_parameters
 from rlcore_torchkit.trainer.trainer_plan import planned_model

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from rlcore_reward.batching import Batches
+from rlcore_reward_model.batching import Batches
 
 
 class Pool:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from rlcore.spi import MARGINS, ContractError, GlobalCounts, LossInputs
 from rlcore.spi.arrays import offsets_of
-from rlcore_reward.config import RewardConfig
-from rlcore_reward.loss import reward_loss
+from rlcore_reward_model.config import RewardConfig
+from rlcore_reward_model.loss import reward_loss
 
 NUMBERS = json.loads(Path(__file__).with_name("trl_numbers.json").read_text())
 LENGTHS = (3, 4, 2, 2, 5, 7, 1, 6, 3, 3)

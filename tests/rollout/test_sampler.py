@@ -30,8 +30,8 @@ from rlcore.spi import (
 from rlcore.spi.arrays import offsets_of
 from rlcore.spi.execution import ResponseFeed, Responses
 from rlcore.testing.fakes import FakeTokenizer
-from rlcore_rollout.collector import NOT_GENERATED, RolloutCollector
 from rlcore_rollout.environment_runner import EpisodeRunner
+from rlcore_rollout.sampler import NOT_GENERATED, EpisodeSampler
 from rlcore_rollout.step_plans import PromptLimit
 
 from .answering import answer_stream
@@ -107,11 +107,11 @@ class Notes(Progress):
 
 
 @pytest.fixture
-def collector():
-    """Makes a collector of Speller and Echo with other options."""
+def sampler():
+    """Makes a sampler of Speller and Echo with other options."""
     runners = []
 
-    def make(environment: Echo | None = None, on_error: Any = "error", **options: Any) -> RolloutCollector:
+    def make(environment: Echo | None = None, on_error: Any = "error", **options: Any) -> EpisodeSampler:
         runners.append(EpisodeRunner(environment or Echo(), 60.0, on_error))
         progress = Notes()
         defaults = {
@@ -127,7 +127,7 @@ def collector():
             "clock": PhaseClock(progress),
             "progress": progress,
         }
-        return RolloutCollector(**{**defaults, **options})
+        return EpisodeSampler(**{**defaults, **options})
 
     yield make
     for runner in runners:
@@ -143,8 +143,8 @@ def sequences(collected: CollectedRollouts, column: Any) -> list[list[Any]]:
     return [column[start:end].tolist() for start, end in pairwise(offsets.tolist())]
 
 
-def test_samples_of_a_prompt_are_adjacent_and_hold_the_prompt_and_the_response(collector) -> None:
-    made = collector()
+def test_samples_of_a_prompt_are_adjacent_and_hold_the_prompt_and_the_response(sampler) -> None:
+    made = sampler()
     collected = made.collect(rows("a:", "bb:"), 4, seed=(0, 1, 1))
     batch = collected.batch
     assert batch.sequence_columns[GROUP_IDS].tolist() == [0, 0, 0, 1, 1, 1]
@@ -159,8 +159,8 @@ def test_samples_of_a_prompt_are_adjacent_and_hold_the_prompt_and_the_response(c
     assert collected.environment_metrics == {"turn": 1.0}
 
 
-def test_samples_follow_from_the_seed_and_the_version_is_passed_on(collector) -> None:
-    first, again, other = (collector() for _ in range(3))
+def test_samples_follow_from_the_seed_and_the_version_is_passed_on(sampler) -> None:
+    first, again, other = (sampler() for _ in range(3))
     texts = [made.collect(rows("a:", "b:"), 2, seed).responses for made, seed in ((first, [5]), (again, [5]), (other, [6]))]
     assert texts[0] == texts[1] != texts[2]
     (request,) = first.generator.requests
@@ -169,8 +169,8 @@ def test_samples_follow_from_the_seed_and_the_version_is_passed_on(collector) ->
     assert request.on_finished is None
 
 
-def test_later_turns_read_the_whole_conversation_and_share_one_budget(collector) -> None:
-    made = collector(Echo(num_turns=3), max_turns=3, max_response_tokens=30)
+def test_later_turns_read_the_whole_conversation_and_share_one_budget(sampler) -> None:
+    made = sampler(Echo(num_turns=3), max_turns=3, max_response_tokens=30)
     collected = made.collect(rows("a:"), 0, seed=[1])
     first, *later = made.generator.requests
     assert first.num_samples == 3
@@ -193,16 +193,16 @@ def test_later_turns_read_the_whole_conversation_and_share_one_budget(collector)
     assert collected.environment_metrics == {"turn": 2.0}
 
 
-def test_an_episode_ends_where_no_token_is_left_for_its_answer(collector) -> None:
-    made = collector(Echo(num_turns=3), max_turns=3, max_response_tokens=len(" more:") + 1)
+def test_an_episode_ends_where_no_token_is_left_for_its_answer(sampler) -> None:
+    made = sampler(Echo(num_turns=3), max_turns=3, max_response_tokens=len(" more:") + 1)
     collected = made.collect(rows("a:"), 0, seed=[1])
     assert len(made.generator.requests) == 1
     assert all(" more:" not in TOKENIZER.decode(tokens) for tokens in sequences(collected, collected.batch.tokens))
 
 
-def test_an_episode_that_cannot_begin_is_masked_and_changes_no_other(collector) -> None:
-    sound = collector(on_error="mask").collect(rows("a:", "b:", "c:"), 0, seed=[3])
-    made = collector(Echo(fails=("b:",)), on_error="mask")
+def test_an_episode_that_cannot_begin_is_masked_and_changes_no_other(sampler) -> None:
+    sound = sampler(on_error="mask").collect(rows("a:", "b:", "c:"), 0, seed=[3])
+    made = sampler(Echo(fails=("b:",)), on_error="mask")
     collected = made.collect(rows("a:", "b:", "c:"), 0, seed=[3])
     assert collected.valid.tolist() == [True] * 3 + [False] * 3 + [True] * 3
     assert [collected.responses[index] for index in (0, 1, 2, 6, 7, 8)] == [
@@ -216,19 +216,19 @@ def test_an_episode_that_cannot_begin_is_masked_and_changes_no_other(collector) 
         evolve(made, purpose="the evaluation", max_failed_fraction=0.25).collect(rows("a:", "b:"), 0, seed=[3])
 
 
-def test_a_generator_that_streams_tells_how_far_it_is(collector) -> None:
-    made = collector(generator=Speller(frozenset({capabilities.STREAMING})))
+def test_a_generator_that_streams_tells_how_far_it_is(sampler) -> None:
+    made = sampler(generator=Speller(frozenset({capabilities.STREAMING})))
     made.collect(rows("a:", "b:"), 0, seed=[0])
     assert made.progress.finished_samples[-1] == (6, 6)
 
 
 @pytest.mark.parametrize("prompts", [("a:", "much too long:", "c:")])
-def test_a_prompt_over_the_limit_is_left_out_and_changes_no_other(collector, prompts: Sequence[str]) -> None:
+def test_a_prompt_over_the_limit_is_left_out_and_changes_no_other(sampler, prompts: Sequence[str]) -> None:
     drops = PromptLimit(max_tokens=6, drops=True, key="data.train")
-    made = collector(prompt_limit=drops)
+    made = sampler(prompt_limit=drops)
     collected = made.collect(rows(*prompts), 0, seed=[3])
     assert len(collected.rewards) == 6
-    whole = collector(prompt_limit=evolve(drops, max_tokens=20)).collect(rows(*prompts), 0, seed=[3])
+    whole = sampler(prompt_limit=evolve(drops, max_tokens=20)).collect(rows(*prompts), 0, seed=[3])
     assert list(collected.responses) == [*whole.responses[:3], *whole.responses[6:]]
     (note,) = made.progress.notes
     assert note.startswith("data.train: 1 ")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rlcore.spi import DataError, EnvironmentContext, FinishReason, PluginError, RewardError, Turn
-from rlcore_reward.config import RewardModelConfig
-from rlcore_reward.environment import RewardModelEnvironment, conversation_of
-from rlcore_reward.scorer import Conversation, Scoring, score
+from rlcore_reward_model.config import RewardModelConfig
+from rlcore_reward_model.environment import RewardModelEnvironment, conversation_of
+from rlcore_reward_model.scorer import Conversation, Scoring, score
 
 
 def turn(text):

@@ -15,9 +15,9 @@ from rlcore.spi import (
     StepResult,
     Turn,
 )
-from rlcore_reward.batching import Batches
-from rlcore_reward.config import RewardModelConfig
-from rlcore_reward.scorer import Conversation, Failure, Scoring
+from rlcore_reward_model.batching import Batches
+from rlcore_reward_model.config import RewardModelConfig
+from rlcore_reward_model.scorer import Conversation, Failure, Scoring
 from rlcore_workers.pool import WorkerPool
 from rlcore_workers.process import Ended, Task, ending
 
@@ -34,7 +34,7 @@ class RewardModelEnvironment:
         scoring = Scoring(path=config.path, device=config.device, dtype=config.dtype)
         task = Task(
             name="rlcore-reward-model",
-            handle="rlcore_reward.scorer:score",
+            handle="rlcore_reward_model.scorer:score",
             argument=scoring,
             pass_environment=HUB_TOKENS,
         )

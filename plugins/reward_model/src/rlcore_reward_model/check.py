@@ -7,8 +7,8 @@ from rlcore.schema.file_limits import expanded
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi import CheckContext, Note, Problem
 from rlcore_model_files.directory import model_problems
-from rlcore_reward.config import RewardModelConfig
-from rlcore_reward.plan import known_model
+from rlcore_reward_model.config import RewardModelConfig
+from rlcore_reward_model.plan import known_model
 
 SECTION = "environment.reward_model"
 

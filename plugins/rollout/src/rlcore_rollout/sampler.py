@@ -28,17 +28,18 @@ from rlcore_rollout.episode_run import EpisodeRun
 from rlcore_rollout.gc_tuning import only_young_collections
 from rlcore_rollout.group_work import GroupT, GroupWork
 from rlcore_rollout.prompt_groups import GroupOptions, PromptGroups
-from rlcore_rollout.rollout_trace import StepRecord
 from rlcore_rollout.schedule import Position, Schedule, SchedulePolicy
 from rlcore_rollout.step_plans import Draws, PromptLimit, StepPlan, StepPlans
+from rlcore_rollout.trace_records import StepRecord
 from rlcore_rollout.turns import TurnOptions, Turns
 
 Distribution: TypeAlias = tuple[float, int, float, bool]
-"""What the generator's log-probabilities are of: temperature, top_k and top_p, and whether it is told what they had kept."""
+"""The distribution of the generator's log-probabilities: temperature, top_k and top_p, and whether it reports the kept
+tokens."""
 
 
 @frozen(kw_only=True, eq=False)
-class StepCollector(ABC, Generic[GroupT]):
+class StepSampler(ABC, Generic[GroupT]):
     """Collects the samples of steps. Every random choice follows from the plans of the steps."""
 
     generator: GeneratorGroup
@@ -52,11 +53,11 @@ class StepCollector(ABC, Generic[GroupT]):
     sampling_mask: bool = False
     """True where the batch is to say what the generator chose each token among."""
     tool_parser: ToolParser | None = None
-    """What reads the calls of tools; None where nothing says how the model writes them."""
+    """The parser of tool calls; None where nothing says how the model writes them."""
     compares: Compared = "rewards"
     """The figures in which the samples of a group may differ."""
     purpose: str = "the step"
-    """What the samples are for, in words."""
+    """The purpose of the samples, in words."""
     is_mixed: bool = False
     """True where the prompts are of several data sets, which their rows name."""
     clock: PhaseClock
@@ -73,7 +74,7 @@ class StepCollector(ABC, Generic[GroupT]):
 
     @abstractmethod
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> GroupWork[GroupT]:
-        """What the groups of a schedule do."""
+        """Return the work of a schedule's groups."""
 
     @abstractmethod
     def packed(self, groups: Sequence[GroupT]) -> CollectedRollouts:
@@ -140,7 +141,7 @@ _OF_EPISODE = attrgetter(*_COLUMNS)
 
 
 @frozen(kw_only=True, eq=False)
-class RolloutCollector(StepCollector[EpisodeGroup]):
+class EpisodeSampler(StepSampler[EpisodeGroup]):
     """Episodes between generator and environment, turn after turn."""
 
     prompt_limit: PromptLimit
@@ -150,14 +151,14 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
     masks_truncated: bool = False
     """True where episodes that a limit of tokens or turns cut off are masked."""
     history: History = "refuse"
-    """What to do where the chat template would rewrite what it has shown."""
+    """Handling of chat templates that would rewrite earlier messages."""
     routed_experts: bool = False
     """True where the batch is to say which experts the generator sent each token to."""
     on_tokens: OnTokens | None = None
     """Called with the tokens of each sample, int32 [length], and its images, as soon as they are all there."""
 
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> PromptGroups:
-        """See StepCollector."""
+        """See StepSampler."""
         policy, group_size = schedule.policy, self.samples_per_prompt
         turns = self.make_turns(
             schedule,
@@ -200,7 +201,7 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
         return PromptGroups(**options)
 
     def note(self, run: EpisodeRun[EpisodeGroup], groups: Sequence[EpisodeGroup]) -> None:
-        """See StepCollector; and which prompts were too long."""
+        """See StepSampler; and which prompts were too long."""
         num_long = sum(group.num_long for group in groups)
         if num_long:
             limit = f"{self.prompt_limit.max_tokens} tokens ({self.prompt_limit.option})"
@@ -209,7 +210,7 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
         super().note(run, groups)
 
     def packed(self, groups: Sequence[EpisodeGroup]) -> CollectedRollouts:
-        """See StepCollector."""
+        """See StepSampler."""
         groups = [group for group in groups if not group.is_left_out]
         episodes = [episode for group in groups for episode in group.episodes]
         of = _columns(groups)
@@ -258,16 +259,16 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
 class Replay(Protocol):
     """A recorded run, which another repeats."""
 
-    def collector(self, collector: RolloutCollector) -> RolloutCollector:
-        """Return what collects the groups of the recorded run by the options of a collector."""
+    def sampler(self, sampler: EpisodeSampler) -> EpisodeSampler:
+        """Return the sampler that repeats the recorded run, with the options of another."""
 
     def difference(self, record: StepRecord) -> str | None:
         """Return why a step is no longer that of the recorded run; None where it is."""
 
 
 def _columns(groups: Sequence[EpisodeGroup]) -> dict[str, list[Any]]:
-    """What the episodes of some groups have under each of _COLUMNS. Group by group: all episodes are more than the processor's
-    caches hold, and would have to come from memory for each column."""
+    """Return the values of some groups' episodes under each of _COLUMNS. Group by group: all episodes are more than the
+    processor's caches hold, and would have to come from memory for each column."""
     columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
     for group in groups:
         for column, values in zip(columns.values(), zip(*map(_OF_EPISODE, group.episodes), strict=True), strict=True):
@@ -289,7 +290,7 @@ def _routed_experts(routed: Sequence[Sequence[AnyArray]], offsets: Int64Array) -
 
 
 def _sampling_mask(episodes: Sequence[Episode], offsets: Int64Array) -> spi.SamplingMask:
-    """What each token was chosen among; empty rows where it was read."""
+    """Return the tokens that each token was chosen among; empty rows where it was read."""
     parts, end = [], 0
     for episode, first in zip(episodes, offsets.tolist(), strict=False):
         for start, mask in episode.masks:
@@ -307,7 +308,7 @@ def _environment_metrics(reported: Iterable[Sequence[tuple[str, float]]]) -> dic
 
 
 def _turns(episodes: Sequence[Episode], offsets: Int64Array) -> spi.TurnRewards:
-    """Which turn each token is of, and what each turn earned."""
+    """Return the turn of each token, and the reward of each turn."""
     turn_of = np.full(int(offsets[-1]), -1, np.int32)
     for episode, first in zip(episodes, offsets.tolist(), strict=False):
         for number, (start, end) in enumerate(episode.turns):
