@@ -1,14 +1,15 @@
-"""A hook of json.loads that refuses repeated keys, of which json.loads itself keeps the last."""
+"""A hook of json.loads that refuses keys with several values, of which json.loads itself keeps the last."""
 
-from collections import Counter
+import json
 from collections.abc import Sequence
 from typing import Any
 
 
 def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON, as an `object_pairs_hook`. ValueError names a key that it has twice."""
+    """Return an object of JSON, as an `object_pairs_hook`. ValueError names a key that it has with different values."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        ((key, count),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"found the key {key!r:.40} {count} times in one object; expected it once")
+        for key, value in pairs:
+            if json.dumps(value, sort_keys=True) != json.dumps(found[key], sort_keys=True):  # as 1 == True does not tell apart
+                raise ValueError(f"found the key {key!r:.40} with different values in one object; expected one value")
     return found
