@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -78,6 +79,7 @@ def keep_secrets(table: Mapping[str, Any]) -> None:
                 keep_secret(str(one))
 
 
+@lru_cache(maxsize=4096)  # all variables of the environment are asked about for each text that is masked
 def is_secret_name(name: str) -> bool:
     """Return whether a key of a recipe, or an environment variable, of this name holds a secret."""
     return _NAME.fullmatch(name) is not None or (name.isupper() and _VARIABLE.fullmatch(name) is not None)
@@ -158,16 +160,21 @@ def unset_problems(section: str, names: Iterable[str]) -> list[Problem]:
 
 
 def _without_values(text: str) -> str:
+    text = _pattern_of(frozenset(_known())).sub(MASK, text)
+    return FORMATS.sub(MASK, _without_forms(LOGIN.sub(MASK, text), ALWAYS))
+
+
+@lru_cache(maxsize=8)
+def _pattern_of(known: frozenset[str]) -> re.Pattern[str]:
+    """Return a pattern of these secrets in any form, and of the beginnings of those that were cut off."""
     values = [
         re.escape(one) if len(one) >= MIN_CHARACTERS else rf"(?<!\w){re.escape(one)}(?!\w)"
-        for one in sorted(_forms(), key=len, reverse=True)
+        for one in sorted(_forms(known), key=len, reverse=True)
     ]
-    for one in _known():
-        if len(one) >= 2 * MIN_CHARACTERS and "://" not in one:
-            values.append(re.escape(one[: len(one) // 2]) + r"[\w+/=-]*")  # one that was cut off
-    if values:
-        text = re.sub("|".join(values), MASK, text)
-    return FORMATS.sub(MASK, _without_forms(LOGIN.sub(MASK, text), ALWAYS))
+    values += (
+        re.escape(one[: len(one) // 2]) + r"[\w+/=-]*" for one in known if len(one) >= 2 * MIN_CHARACTERS and "://" not in one
+    )
+    return re.compile("|".join(values) or r"(?!)")
 
 
 def _without_forms(text: str, patterns: Iterable[re.Pattern[str]]) -> str:
@@ -180,9 +187,8 @@ def _known() -> set[str]:
     return {*kept_secrets, *_of_environment(), *_of_command_line()}
 
 
-def _forms() -> Iterator[str]:
-    """Yield the secrets that this process knows, as written in texts, addresses and JSON."""
-    known = _known()
+def _forms(known: frozenset[str]) -> Iterator[str]:
+    """Yield secrets as written in texts, addresses and JSON."""
     for value in known | {word for one in known if len(word := _SCHEME.sub("", one)) >= MIN_KEPT}:
         yield from {value, quote(value), quote(value, safe=""), repr(value)[1:-1]}
         for is_ascii in (True, False):
