@@ -101,9 +101,27 @@ def test_layers_ahead_that_are_no_number_are_none(
     assert problems(tmp_path, model_directory("qwen3"), {"num_nextn_predict_layers": value}) == []
 
 
-def test_no_more_experts_are_chosen_than_there_are(model_directory: Callable[[str], Path], tmp_path: Path) -> None:
-    (problem,) = problems(tmp_path, model_directory("qwen3_moe"), {"num_experts_per_tok": 5})
-    assert "num_experts_per_tok = 5; expected at most 4" in problem
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"num_experts_per_tok": 5}, "num_experts_per_tok = 5; expected 1 to 4"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok = 0; expected 1 to 4"),
+        ({"num_experts": 2}, "num_experts = 2, and num_local_experts = 4; expected one value"),
+        ({"rope_theta": 5e5}, "rope_theta = 500000.0, and rope_parameters.rope_theta = 10000.0"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            'rope_scaling.rope_type = "linear", and rope_parameters.rope_type = "default"',
+        ),
+        ({"rope_scaling": {"type": "default"}, "rope_theta": 1e4, "num_experts": 4}, None),
+        ({"rope_scaling": None, "num_experts": None}, None),
+    ],
+)
+def test_values_that_contradict_each_other_are_named(
+    changes: dict[str, Any], named: str | None, model_directory: Callable[[str], Path], tmp_path: Path
+) -> None:
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    found = problems(tmp_path, model_directory("qwen3_moe"), rope | changes)
+    assert named in found[0] if named else not found
 
 
 @pytest.mark.parametrize("changes", [{}, {"rms_norm_eps": "-"}, {"unknown": None}, {"auto_map": {}}, {"model_type": "acme"}])

@@ -66,10 +66,33 @@ def _found(path: str, file: Path, content: Mapping[str, Any], head: Head) -> Ite
         expected = "a positive number, for the layers of sliding_attention"
         yield Problem(path=str(file), found=f"sliding_window = {window}", expected=expected)
     chosen, experts = (_number(values, keys) for keys in (("num_experts_per_tok",), ("num_experts", "num_local_experts")))
-    if experts and chosen > experts:
-        yield Problem(path=str(file), found=f"num_experts_per_tok = {chosen}", expected=f"at most {experts}, the experts")
+    if experts and "num_experts_per_tok" in values and not 1 <= chosen <= experts:
+        expected = f"1 to {experts}, which is the number of experts"
+        yield Problem(path=str(file), found=f"num_experts_per_tok = {chosen}", expected=expected)
+    for one, other in _contradictions(content):
+        yield Problem(path=str(file), found=f"{one}, and {other}", expected="one value", remedy="Take one of the two out")
     if held := stored_shapes(file.parent):
         yield from _tensor_problems(path, content, head, shapes, held)
+
+
+def _contradictions(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield two keys with their values where both say one thing, and differently: readers would take either."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    def said(key: str, value: object) -> str:
+        return f"{key} = {json.dumps(value):.{_MAX_VALUE}}"
+
+    for alias, key in CONFIG_MAPPING[content["model_type"]].attribute_map.items():
+        if content.get(alias) is not None and content.get(key) is not None and content[alias] != content[key]:
+            yield said(alias, content[alias]), said(key, content[key])
+    table, scaling = content.get("rope_parameters"), content.get("rope_scaling")
+    if not isinstance(table, Mapping):
+        return
+    of_scaling = {"rope_type" if key == "type" else key: value for key, value in (scaling or {}).items()}
+    for key, value in {"rope_theta": content.get("rope_theta"), **of_scaling}.items():
+        if value is not None and value != table.get(key) and not any(isinstance(each, Mapping) for each in table.values()):
+            name = f"rope_scaling.{key}" if key in of_scaling else key
+            yield said(name, value), said(f"rope_parameters.{key}", table.get(key))
 
 
 def _number(values: Mapping[str, Any], keys: Collection[str]) -> int:
@@ -173,8 +196,8 @@ def _by(name: str, content: Mapping[str, Any], head: Head) -> str:
     for key, value in _values(content).items():
         if key in unsized:
             continue
-        numbers = (2 * value, value // 2, 1) if type(value) is int else ()
-        for other in (not value,) if type(value) is bool else ([],) if isinstance(value, list) else numbers:
+        others: tuple[Any, ...] = (2 * value, value // 2, 1) if type(value) is int else ()
+        for other in (not value,) if type(value) is bool else ([],) if isinstance(value, list) else others:
             with suppress(Exception):
                 if _built_shapes(json.dumps({**content, key: other}), head).get(name) != shape:
                     found.append(f"{key} = {json.dumps(value)}{'' if key in content else ', which it lacks'}")
