@@ -116,6 +116,10 @@ def test_other_sets_are_wrong(one: str, other: str) -> None:
         ("(0,1)\\cup(1,\\infty)", "\\{x>0 : x≠1\\}"),
         ("(0,1)\\cup(1,\\infty)", "\\{x > 0 \\mid x \\neq 1\\}"),
         ("(0,1)\\cup(1,2)", "\\{0 < x < 2: x \\ne 1\\}"),
+        ("(0,1)", "\\{x : x > 0\\} \\cap \\{x : x < 1\\}"),
+        ("(0,1]", "(0,\\infty) ∩ (-2, 1]"),
+        ("(-\\infty,0)\\cup(1,\\infty)", "x ∉ [0,1]"),
+        ("(-\\infty,2)\\cup(2,\\infty)", "x \\notin \\{2\\}"),
     ],
 )
 def test_sets_of_integers_and_words_for_infinity_are_read(one: str, other: str) -> None:

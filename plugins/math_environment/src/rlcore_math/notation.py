@@ -28,6 +28,8 @@ COMMANDS = {
     "\N{PLUS-MINUS SIGN}": "\\pm ",
     "\N{NOT EQUAL TO}": "\\ne ",
     "\N{ELEMENT OF}": "\\in ",
+    "\N{NOT AN ELEMENT OF}": "\\notin ",
+    "\N{INTERSECTION}": "\\cap ",
     "\N{DOUBLE-STRUCK CAPITAL R}": "\\mathbb{R}",
     "\N{DOUBLE-STRUCK CAPITAL Z}": "\\mathbb{Z}",
     "\N{DOUBLE-STRUCK CAPITAL N}": "\\mathbb{N}",

@@ -35,6 +35,9 @@ HALF |= dict.fromkeys(("^+_0", "_0^+"), "x\\ge 0") | dict.fromkeys(("^-_0", "_0^
 HALF |= dict.fromkeys(("^*_+", "_+^*"), "x>0")
 OUTSIDE = re.compile(rf"{OUTSIDE_SIGN}\s*\\?\{{(.*?)\\?\}}")
 OUTSIDE_INTERVAL = re.compile(rf"{OUTSIDE_SIGN}\s*([\[(])([^\[\](),;]+),([^\[\](),;]+)([\])])")
+INTERVAL = re.compile(r"\s*([\[(])([^\[\](),;]+),([^\[\](),;]+)([\])])\s*")
+CAP = re.compile(r"\\cap(?![A-Za-z])")
+NOT_IN = re.compile(r"[A-Za-z]\s*\\(?:notin|not\s*\\in)(?![A-Za-z])\s*(.+)")
 BOTH_SIGNS = re.compile(r"(?:[A-Za-z]\s*=\s*)?\\pm\s*(.+)")
 SEMICOLON = re.compile(r"([\[\](][^\[\](),;{}]+);([^\[\](),;{}]+[\[\])])")
 """The bounds of an interval as many countries write them: [0;1]."""
@@ -78,6 +81,10 @@ def in_intervals(answer: str) -> str:
     try:
         if match := REALS.fullmatch(answer):
             return _written(_reals(match[1]))
+        if match := NOT_IN.fullmatch(answer):
+            return _written(_reals(f"-{match[1]}"))
+        if len(parts := CAP.split(answer)) > 1 and (BUILDER.search(answer) or all(map(INTERVAL.fullmatch, parts))):
+            return _written(_common([_piece(part.strip()) for part in parts]))
         if match := INTEGERS.fullmatch(answer):
             return _integers(
                 _spans(match[5], match[1]), "positive" if match[4] else "natural" if "N" in match.groups() else "all"
@@ -95,6 +102,15 @@ def in_intervals(answer: str) -> str:
     except _OtherForm:
         return answer
     return _usual(answer)
+
+
+def _piece(text: str) -> _Spans:
+    """Return {x | ...} or an interval."""
+    if match := INTERVAL.fullmatch(text):
+        return [_Span(match[2].strip(), match[1] == "[", match[3].strip(), match[4] == "]")]
+    if match := BUILDER.fullmatch(text):
+        return _spans(match[2], match[1])
+    raise _OtherForm
 
 
 def _built(piece: str) -> str:
