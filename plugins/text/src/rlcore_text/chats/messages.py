@@ -154,7 +154,7 @@ def _role(message: Mapping[str, Any]) -> str:
     if not isinstance(role, str):
         raise DataError(f"whose {name!r} is {type(role).__name__}, not text")
     if name == "from" and role not in _USUAL_ROLES:
-        raise DataError(f"whose {name!r} is {role!r:.40}; expected one of {', '.join((*_ROLES, *_CALLS, 'system'))}")
+        raise DataError(f"whose {name!r} is {role!r:.40}; expected one of {', '.join(dict.fromkeys(_USUAL_ROLES))}")
     return _ROLES.get(role, role)
 
 

@@ -14,10 +14,9 @@ from rlcore.spi import DataError, Tokenizer
 from rlcore.thoughts import without_thoughts
 from rlcore_text.chats.conversation import ends_with_answer
 from rlcore_text.chats.messages import ASSISTANT, thought_of
-from rlcore_text.chats.tool_calls import THOUGHT
+from rlcore_text.chats.tool_calls import END_OF_THOUGHT, THOUGHT
 from rlcore_text.tokenizers.chat_template import PROBE
 
-END_OF_THOUGHT = "</think>"
 Messages = Sequence[Mapping[str, Any]]
 
 
