@@ -9,7 +9,8 @@ def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON, as an `object_pairs_hook`. ValueError names a key that it has with different values."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        for key, value in pairs:
-            if json.dumps(value, sort_keys=True) != json.dumps(found[key], sort_keys=True):  # as 1 == True does not tell apart
+        repeated = [(key, value) for key, value in pairs if value is not found[key]]
+        for key, value in repeated:
+            if json.dumps(value, sort_keys=True) != json.dumps(found[key], sort_keys=True):  # since 1 == True
                 raise ValueError(f"found the key {key!r:.40} with different values in one object; expected one value")
     return found

@@ -46,7 +46,7 @@ def class_problems(spec: ModelSpec, head: Head = "tokens") -> list[Problem]:
     """
     directory = expanded(spec.path)
     file, content = directory / CONFIG_FILE, read_object(directory / CONFIG_FILE)
-    if isinstance(content, Problem) or not _has_class(content) or next(file_problems(directory), None) is not None:
+    if isinstance(content, Problem) or not _has_class(content, head) or next(file_problems(directory), None) is not None:
         return []
     try:
         with loading(f"building the class of {directory}, without weights,"):
@@ -135,14 +135,16 @@ def _kind(name: str) -> str:
     return re.sub(r"\d+", "N", name)
 
 
-def _has_class(content: Mapping[str, Any]) -> bool:
+def _has_class(content: Mapping[str, Any], head: Head) -> bool:
     """Return whether transformers itself has the class, so that none comes with the model."""
     import_transformers()
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto import modeling_auto
 
-    kind = str(content.get("model_type"))
-    return kind in CONFIG_MAPPING_NAMES and (kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or is_image_model(content))
+    kind, of_tokens = str(content.get("model_type")), modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    of_values = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+    known = kind in (of_values if head == "value" else of_tokens) or is_image_model(content)
+    return known and kind in CONFIG_MAPPING_NAMES
 
 
 @lru_cache(maxsize=64)

@@ -226,7 +226,7 @@ def _quantization_problems(path: str, config: dict[str, Any]) -> list[Problem]:
         return []
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     remedy = "Take the model that it was quantised from, or save it dequantised"
-    found = f"a quantization_config: weights quantised by {method or 'an unknown method'}"
+    found = f"weights quantised by {method or 'an unknown method'}, as quantization_config says"
     return [_problem(path, found, "weights in float32 or bfloat16", remedy)]
 
 
