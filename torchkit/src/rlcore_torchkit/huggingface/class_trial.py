@@ -11,8 +11,8 @@ from typing import Any
 from attrs import evolve
 
 from rlcore.model_files import CONFIG_FILE, read_object
-from rlcore.schema.homes import expanded
-from rlcore.schema.listing import listed
+from rlcore.schema.file_limits import expanded
+from rlcore.schema.suggestions import listed
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import Problem
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT, Head
@@ -138,8 +138,8 @@ def _kind(name: str) -> str:
 def _has_class(content: Mapping[str, Any], head: Head) -> bool:
     """Return whether transformers itself has the class, so that none comes with the model."""
     import_transformers()
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from transformers.models.auto import modeling_auto
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     kind, of_tokens = str(content.get("model_type")), modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     of_values = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES

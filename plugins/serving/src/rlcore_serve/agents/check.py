@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from rlcore.config.recipe import RolloutConfig
 from rlcore.published_plugins import remedy_for
-from rlcore.registry.functions import only_function
+from rlcore.registry.run_parts import only_function
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import Problem
 from rlcore.spi.provider import group_of
