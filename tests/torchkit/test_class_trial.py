@@ -113,7 +113,7 @@ def test_layers_ahead_that_are_no_number_are_none(
             'rope_scaling.rope_type = "linear", and rope_parameters.rope_type = "default"',
         ),
         ({"rope_scaling": {"type": "default"}, "rope_theta": 1e4, "num_experts": 4}, None),
-        ({"rope_scaling": None, "num_experts": None}, None),
+        ({"rope_scaling": None, "rope_theta": None}, None),
     ],
 )
 def test_values_that_contradict_each_other_are_named(

@@ -184,7 +184,7 @@ def test_a_text_behind_messages_is_learned_as_the_message_is(tokenizer_directory
         return [tokenizer.show(one.sequence(0)).partition(f"<assistant>{begin}")[2] for one in (completed, compared)]
 
     if learned is None:
-        with pytest.raises(DataError, match="row 0 .*opens a thought, which 'It is 4.' does not close"):
+        with pytest.raises(DataError, match="row 0 .*'It is 4.'"):
             texts(row)
         thought = "2 and 2</think>It is 4."
         assert texts({**row, "completion": thought, "chosen": thought, "rejected": "5</think>5"}) == [f"{thought}<|end|>"] * 2
