@@ -86,6 +86,20 @@ def test_a_parquet_time_beyond_its_day_is_no_damage(tmp_path):
     assert [row["at"] for row in rows_of_file("parquet", tmp_path / "rows.parquet")] == [time(23, 59, 55), time(1)]
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_folder_has_the_columns_and_fields_of_all_files(tmp_path, order):
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    rows = [
+        {"messages": [{"role": "user", "content": "2+2?"}]},
+        {"messages": [{"role": "assistant", "content": "I add.", "tool_calls": [call]}], "answer": 4},
+    ]
+    for number, row in enumerate(order):
+        pq.write_table(pa.Table.from_pylist([rows[row]]), tmp_path / f"{number}.parquet")
+    loaded = [*rows_of_file("parquet", tmp_path, prompt_field="messages")]
+    assert [loaded[place]["messages"] for place in order] == [row["messages"] for row in rows]
+    assert loaded[order.index(1)]["answer"] == 4
+
+
 def test_parquet_that_is_none(tmp_path):
     (tmp_path / "rows.parquet").write_text("no parquet")
     with pytest.raises(DataError, match=r"data\.train\.path: .*Parquet"):

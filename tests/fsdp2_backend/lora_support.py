@@ -89,7 +89,8 @@ def write_adapter(directory: Path, model: Path, spec: LoraSpec = SPEC, seed: int
     directory.mkdir(parents=True)
     save_file(tensors, directory / TENSORS)
     config = {"peft_type": "LORA", "r": spec.rank, "lora_alpha": spec.alpha, "base_model_name_or_path": str(model)}
-    (directory / CONFIG).write_text(json.dumps(config | {"target_modules": list(spec.targets)} | changes))
+    targets = "all-linear" if "all-linear" in spec.targets else list(spec.targets)
+    (directory / CONFIG).write_text(json.dumps(config | {"target_modules": targets} | changes))
     return directory
 
 

@@ -77,6 +77,7 @@ def test_what_a_model_of_images_cannot_have(context, tmp_path):
 
 def configured(context, tmp_path, **content):
     file = Path(shutil.copytree(context.model.path, tmp_path / "model")) / "config.json"
+    (file.parent / "model.safetensors").unlink()
     file.write_text(json.dumps(content))
     return evolve(context, model=ModelSpec(path=str(file.parent)))
 

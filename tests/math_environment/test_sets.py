@@ -102,6 +102,47 @@ def test_other_sets_are_wrong(one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        *((POSITIVE, f"(0,{end})") for end in ("inf", "+inf", "Infinity", "oo", " \\infty ")),
+        ("(-\\infty,2]", "(-inf, 2]"),
+        ("\\{1,2,3\\}", "\\{x \\in \\mathbb{Z} : 0 < x < 4\\}"),
+        ("{n ∈ ℤ | 1 ≤ n ≤ 3}", "\\{1,2,3\\}"),
+        ("\\{n \\in \\mathbb{Z}^+ : n < 4\\}", "\\{1,2,3\\}"),
+        ("\\{n \\in \\mathbb{N} : 0 < n < 7/2\\}", "\\{1,2,3\\}"),
+        ("\\{x \\in \\Z: |x| < 2\\}", "\\{-1,0,1\\}"),
+        ("\\{x \\in \\mathbb{Z} : x>0\\}", "\\{x \\in \\mathbb{Z} : x \\ge 1\\}"),
+        ("\\{x \\in \\mathbb{Z} : 1 < x < 2\\}", "\\emptyset"),
+        ("(0,1)\\cup(1,\\infty)", "\\{x>0 : x≠1\\}"),
+        ("(0,1)\\cup(1,\\infty)", "\\{x > 0 \\mid x \\neq 1\\}"),
+        ("(0,1)\\cup(1,2)", "\\{0 < x < 2: x \\ne 1\\}"),
+        ("(0,1)", "\\{x : x > 0\\} \\cap \\{x : x < 1\\}"),
+        ("(0,1]", "(0,\\infty) ∩ (-2, 1]"),
+        ("(-\\infty,0)\\cup(1,\\infty)", "x ∉ [0,1]"),
+        ("(-\\infty,2)\\cup(2,\\infty)", "x \\notin \\{2\\}"),
+    ],
+)
+def test_sets_of_integers_and_words_for_infinity_are_read(one: str, other: str) -> None:
+    for reference, given in ((one, other), (other, one)):
+        assert judge(reference, f"\\boxed{{{given}}}", require_boxed=True) == "right"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("\\{1,2,3\\}", "(0,4)"),
+        ("(0,4)", "\\{x \\in \\mathbb{Z} : 0 < x < 4\\}"),
+        (POSITIVE, "\\{x \\in \\mathbb{Z} : x>0\\}"),
+        ("\\{x \\in \\mathbb{Z} : x>0\\}", POSITIVE),
+        ("\\{n \\in \\mathbb{N} : n < 4\\}", "\\{1,2,4\\}"),
+        ("\\{x \\in \\mathbb{Z} : 0 < x < 5000\\}", "\\{1,2\\}"),
+    ],
+)
+def test_integers_are_no_intervals(one: str, other: str) -> None:
+    assert judge(one, f"\\boxed{{{other}}}", require_boxed=True) == "wrong"
+
+
+@pytest.mark.parametrize(
     "answer",
     [
         "42",

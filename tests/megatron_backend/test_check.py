@@ -93,7 +93,11 @@ def test_what_any_trainer_refuses_of_a_model_is_refused(texts, models) -> None:
 
 @pytest.mark.parametrize("kind", ["yarn", "longrope", "dynamic"])
 def test_rotary_embeddings_that_scale_more_than_angles_are_refused(texts, models, tmp_path: Path, kind: str) -> None:
-    model = changed(models(), tmp_path / kind, rope_parameters={"rope_type": kind, "rope_theta": 1e4, "factor": 2.0})
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
+    if kind == "longrope":
+        half = json.loads((models() / "config.json").read_text())["head_dim"] // 2
+        rope |= {"short_factor": [1.0] * half, "long_factor": [2.0] * half}
+    model = changed(models(), tmp_path / kind, rope_parameters=rope)
     assert texts(model) == [
         f'{model / "config.json"}: found rope_type = "{kind}"; expected one of default, linear, llama3. Take another trainer '
         "for this model"

@@ -131,7 +131,7 @@ def test_an_architecture_that_does_not_fit_its_model_type_is_refused(check, mode
     (other / "config.json").write_text(json.dumps(config))
     assert refused(check, ModelError, path=other) == (
         f"1 problem(s) with the model:\n  - {other / 'config.json'}: found architecture MixtralForCausalLM; expected "
-        "Qwen3MoeForCausalLM, the language model of model_type qwen3_moe"
+        "Qwen3MoeForCausalLM, the language model of model_type qwen3_moe. config.json names it under architectures"
     )
 
 

@@ -282,7 +282,7 @@ def test_quantised_weights_are_refused(models: Path, tmp_path: Path) -> None:
     directory = changed(
         models, tmp_path, "deepseek_v3", quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]}
     )
-    assert found(directory) == ["config.json: weights quantised by fp8"]
+    assert found(directory) == ["config.json: weights quantised by fp8, as quantization_config says"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

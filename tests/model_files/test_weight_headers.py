@@ -108,7 +108,14 @@ def test_directories_that_say_one_thing(tmp_path: Path, changes: Mapping[str, An
         ({**TWO_FILES, INDEX: {"metadata": None, "weight_map": {EMBEDDING: "a.safetensors"}}}, "no metadata"),
         (
             {"model.safetensors": safetensors({**TENSORS, "norm.weight": ("F32", [2]), "model.norm.weight": ("F32", [2])})},
-            "model.norm.weight, and the same without model.",
+            "model.norm.weight, and the same without the prefix",
+        ),
+        *(
+            (
+                {"model.safetensors": safetensors({**TENSORS, "h.0.w": ("F32", [2]), f"{prefix}.h.0.w": ("F32", [2])})},
+                f"{prefix}.h.0.w, and the same without the prefix",
+            )
+            for prefix in ("transformer", "gpt_neox", "backbone", "model.decoder", "decoder")
         ),
         *(
             (

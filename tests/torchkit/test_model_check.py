@@ -83,7 +83,7 @@ BIAS = "model.layers.0.self_attn.q_proj.bias"
         ([UP], {}, {}, [f"no {UP} in the weights"]),
         ([], {UP: [96, 31]}, {}, [f"{UP} of shape [96, 31]"]),
         ([], {BIAS: [32]}, {}, [f"{BIAS} in the weights"]),
-        ([], {BIAS: [32]}, {"attention_bias": True}, []),
+        ([], {BIAS: [32]}, {"attention_bias": True}, ["k_proj.bias, model.layers.0.self_attn.o_proj.bias"]),
         (
             [],
             {},

@@ -35,6 +35,34 @@ def test_what_fits_has_no_problem(tmp_path: Path) -> None:
     assert found(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"target_modules": ["v_proj"]}, ["target_modules = ['v_proj'] without layers.0.q_proj"]),
+        ({"target_modules": r".*v_proj"}, ["target_modules = '.*v_proj' without layers.0.q_proj"]),
+        ({"target_modules": "("}, ["target_modules = '(' "]),
+        ({"target_modules": ["proj"]}, ["without layers.0.q_proj"]),
+        ({"base_model_name_or_path": "a\0b"}, ["an adapter of a\0b"]),
+        ({"lora_alpha": float("nan")}, ["lora_alpha = nan"]),
+        *(({"target_modules": targets}, []) for targets in (None, "all-linear", r".*q_proj", ["0.q_proj", "v_proj"])),
+    ],
+)
+def test_what_contradicts_the_tensors_or_is_no_value_is_named(
+    changes: dict[str, Any], named: list[str], tmp_path: Path
+) -> None:
+    write(tmp_path, **changes)
+    assert len(problems := found(tmp_path)) == len(named)
+    assert all(part in problem for part, problem in zip(named, problems, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bool", "float16", "float64"])
+def test_adapters_are_floats_without_scales(dtype: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    tensors = {f"base_model.model.{name}": np.zeros(shape, dtype) for name, shape in SHAPES.items()}
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    assert ["lora_A.weight in " in problem for problem in found(tmp_path)] == [True] * (not dtype.startswith("float"))
+
+
 PLAIN = {
     "auto_mapping": None,
     "peft_version": "0.21.2",

@@ -44,6 +44,14 @@ def test_another_models_adapters_are_refused(tmp_path: Path) -> None:
         read_adapters(str(tmp_path), SHAPES, LoraSpec(rank=2), "another/base")
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
+def test_adapters_are_finite_in_float32(value: float, tmp_path: Path) -> None:
+    wrong = {name: torch.full_like(tensor, value, dtype=torch.float64) for name, tensor in ADAPTERS.items()}
+    write_adapters(tmp_path, wrong, LoraSpec(rank=2), MODEL)
+    with pytest.raises(ModelError, match="NaN or infinite numbers in "):
+        read_adapters(str(tmp_path), SHAPES, LoraSpec(rank=2), MODEL.path)
+
+
 def test_a_full_disk_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         write_adapters(tmp_path / "nowhere", ADAPTERS, LoraSpec(rank=2), MODEL)

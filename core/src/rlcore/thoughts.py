@@ -19,6 +19,18 @@ def is_mark(text: str) -> bool:
     return _MARKS.fullmatch(text) is not None
 
 
+def behind_thought(response: str) -> str:
+    """Return what stands behind the last end of a thought; "" where the response begins with a thought that does not end."""
+    marks = list(_MARKS.finditer(response))
+    if ends := [mark.end() for mark in marks if _is_end(mark)]:
+        return response[ends[-1] :]
+    return "" if marks and not response[: marks[0].start()].strip() else response
+
+
+def _is_end(mark: re.Match[str]) -> bool:
+    return next(filter(None, mark.groups()), "").lower() in _ENDS
+
+
 def without_thoughts(response: str, *, is_thinking: bool = False) -> str:
     """Return the response without its thoughts.
 
@@ -28,8 +40,7 @@ def without_thoughts(response: str, *, is_thinking: bool = False) -> str:
     kept: list[str] = []
     start = None if is_thinking else 0
     for mark in _MARKS.finditer(response):
-        is_end = next(filter(None, mark.groups()), "").lower() in _ENDS
-        if is_end:
+        if _is_end(mark):
             kept, start = ([] if start is not None else kept), mark.end()
         elif start is not None:
             kept.append(response[start : mark.start()])

@@ -47,6 +47,13 @@ def read(name: str, text: str) -> tuple[str, list[tuple[str, object, bool]]]:
         ('<think>Not <tool_call>{} yet.</think>\n\n<tool_call>{"name": "f", "arguments": {}}</tool_call>',
          "<think>Not <tool_call>{} yet.</think>", [("f", {}, True)]),
         ("<think>I might <tool_call>", "<think>I might <tool_call>", []),
+        *(
+            (f"{begin}x <tool_call>{{}}</tool_call>{end}", f"{begin}x <tool_call>{{}}</tool_call>{end}", [])
+            for begin, end in (
+                *(("[THINK]", ""), ("[THINK]", "[/THINK]ok"), ("<thinking>", "</thinking>ok"), (" <Think>", "</Think>")),
+                *(("<seed:think>", ""), ("", "</seed:think>ok"), ("<think>a</think>b<think>", "</think>")),
+            )
+        ),
         ("<tool_call>{oops}</tool_call>", "", [("", {}, False)]),
         ('<tool_call>{"name": "f", "argum', "", [("", {}, False)]),
         ('<tool_call>{"name": "f"}</tool_call>', "", [("f", {}, False)]),

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -75,6 +76,12 @@ def test_a_column_of_json_with_another_text_names_the_row(tmp_path, text):
     for take in (lambda: list(rows), lambda: rows[1]):
         with pytest.raises(DataError, match=r"data\.train: row 1 .*JSON"):
             take()
+
+
+def test_arrays_of_objects_are_lists_of_structs():
+    schema = pa.schema([("deep", pa.list_(pa.struct([("p", pa.int64()), ("q", pa.int64())])))])
+    row = {"deep": np.array([{"p": 1, "q": None}, {"p": None, "q": 2}], dtype=object)}
+    assert cleaner(schema)(row) == {"deep": [{"p": 1}, {"q": 2}]}
 
 
 @pytest.mark.parametrize("decoded", [{"a": None}, "a text", "5", [None], None])

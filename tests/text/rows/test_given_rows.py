@@ -41,6 +41,16 @@ def test_rows_carry_their_prompt_and_completion(rows: Any) -> None:
     assert [row["n"] for row in limited[:5]] == [1]
 
 
+@pytest.mark.parametrize("null", [float("nan"), np.float32("nan"), np.datetime64("NaT"), pandas.NaT, pandas.NA, None])
+def test_nulls_of_pandas_are_nulls(null: Any) -> None:
+    config = DatasetConfig(source="python")
+    row = {"prompt": "1+1=", "completion": "2", "tools": null, "system": null, "level": null}
+    (made,) = given_rows([row], config, "data.train", may_be_chats=True)
+    assert (made["tools"], made["system"], made["level"]) == (None, None, None)
+    with pytest.raises(DataError, match="row 0 .* has null as 'answer'"):
+        given_rows([{**row, "answer": null}], DatasetConfig(source="python", completion_field="answer"), "k", may_be_chats=True)
+
+
 @pytest.mark.parametrize(
     ("rows", "names"),
     [

@@ -156,7 +156,7 @@ def test_a_prompt_without_tokens_is_named(tokenizer):
         render([{}], tokenizer, observe=lambda rows: [Observation(text="") for _ in rows])
 
 
-pairs = st.lists(st.tuples(texts, st.text("0123456789", max_size=6)), min_size=1, max_size=8)
+pairs = st.lists(st.tuples(texts, st.text("0123456789", min_size=1, max_size=6)), min_size=1, max_size=8)
 
 
 @given(data=pairs, draw=st.data())
@@ -205,6 +205,8 @@ def test_long_completions_count_their_end_and_are_dropped_or_named(tokenizer):
             r"row 0 .*only 'prompt', 'answer'.*data\.train\.completion_field",
         ),
         ({"prompt": "a", "completion": 7}, r"row 0 .*found int 7; expected the completion to learn, as text"),
+        ({"prompt": "a", "completion": ""}, r"row 0 .*found an empty completion; expected .*Leave the row out"),
+        ({"prompt": [{"role": "user", "content": "a"}], "completion": " \n"}, r"row 0 .*found an empty completion"),
     ],
 )
 def test_a_row_without_a_completion_is_named(tokenizer, row, message):

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -112,7 +113,7 @@ def test_rows_of_an_environment_are_read_where_they_are_learned(tmp_path, form, 
 
 @pytest.mark.parametrize(("name", "field"), REFUSED, ids=[name for name, _ in REFUSED])
 def test_fields_that_would_change_what_is_read_are_refused_or_told(name, field):
-    value = name != "label" or False
+    value = name not in ("label", "kto_tag")
     config = {"prompt_field": "instruction"} if name in ("input", "context") else {}
     row = {"prompt": "p", "instruction": "p", "completion": "c", name: value}
     with pytest.raises(DataError, match=f"'{name}', which is not read: "):
@@ -125,10 +126,18 @@ def test_fields_that_would_change_what_is_read_are_refused_or_told(name, field):
     assert read(row, {"for_agents": True}, **config) == ({**row, "prompt": "p"}, {})
 
 
+@pytest.mark.parametrize("value", [False, True, "False", "true ", np.bool_(False)])
+@pytest.mark.parametrize("name", ["label", "kto_tag"])
+def test_a_mark_of_good_and_bad_answers_is_refused_in_the_form_of_each_source(name, value):
+    with pytest.raises(DataError, match=f"'{name}', which is not read: "):
+        read({"prompt": "p", "completion": "c", name: value}, LEARNED)
+
+
 @pytest.mark.parametrize(
     ("row", "form", "config"),
     [
         ({"prompt": "p", "completion": "c", "label": 1}, LEARNED, {}),
+        ({"prompt": "p", "completion": "c", "label": "positive"}, LEARNED, {}),
         ({"prompt": "p", "label": True}, ASKED, {}),
         ({"prompt": "p", "completion": "c", "input": "i"}, LEARNED, {}),
         ({"prompt": "p", "system": "s", "completion": "c"}, LEARNED, {"completion_field": "system"}),
@@ -157,12 +166,15 @@ def test_fields_of_these_names_that_mean_something_else_are_the_rows_own(row, fo
         (ASKED, {"agent_name": "tool_agent"}, "agent_name"),
         *((LEARNED, {name: 0.5}, name) for name in ("weight", "loss_scale", "sample_weight", "loss_mask")),
         (COMPARED, {"channel": "chat"}, "channel"),
+        *((LEARNED, {name: "x"}, name) for name in ("teacher_prompt", "privileged_context", "env_class", "loss_multiplier")),
+        *((LEARNED, {name: [ANSWER]}, name) for name in ("rejected_messages", "rejected_response", "positive_images")),
         *((form, {"prompt": json.dumps([USER])}, "prompt") for form in (ASKED, LEARNED, COMPARED)),
         *((form, {name: [TOOL]}, name) for form in (LEARNED, ASKED, COMPARED) for name in ("Tools", "tool", "toools")),
         *((form, {"imges": ["a.png"]}, "imges") for form in (LEARNED, ASKED)),
         (LEARNED, {"completion": None, "mesages": [USER, ANSWER]}, "mesages"),
         (COMPARED, {"chosen": None, "choosen": "a"}, "choosen"),
-        *((COMPARED, {name: json.dumps([ANSWER])}, name) for name in ("chosen", "rejected", "rejected_response")),
+        *((COMPARED, {name: json.dumps([ANSWER])}, name) for name in ("chosen", "rejected")),
+        (COMPARED, {"rejected": None, "rejected_response": json.dumps([ANSWER])}, "rejected_response"),
         *((LEARNED, {"completion": text}, "completion") for text in (json.dumps([ANSWER]), str([ANSWER]), json.dumps(ANSWER))),
         (LEARNED, {"assistant_masks": [0, 1]}, "assistant_masks"),
         (COMPARED, {"ref_chosen_logps": -1.0}, "ref_chosen_logps"),
@@ -203,6 +215,59 @@ def test_a_chat_with_a_rejected_end_is_two_answers(row):
     found, _ = read(row, COMPARED)
     assert found["chosen"] == [USER, ANSWER]
     assert found["rejected"] == [USER, {"role": "assistant", "content": "b"}]
+
+
+CALLED, OTHER = {"role": "tool_call", "content": '{"name": "f", "arguments": {}}'}, {"role": "assistant", "content": "b"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "rejected"),
+    [
+        ([USER, CALLED, {"role": "tool_response", "content": "10"}, ANSWER], [USER, OTHER]),
+        ([USER, CALLED, {"role": "tool", "content": "10"}, ANSWER], [USER, CALLED, {"role": "tool", "content": "10"}, OTHER]),
+        ([USER, ANSWER, ANSWER], [USER, OTHER]),
+        ([{"from": "human", "value": "q"}, ANSWER], [{"from": "human", "value": "q"}, OTHER]),
+    ],
+)
+@pytest.mark.parametrize("response", ["b", [OTHER]])
+def test_a_rejected_response_stands_behind_the_last_query(messages, rejected, response):
+    assert read({"messages": messages, "rejected_response": response}, COMPARED)[0]["rejected"] == rejected
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        (
+            {"messages": [USER, ANSWER], "rejected_response": "z", "rejected_messages": [USER, OTHER]},
+            "both 'rejected_response'",
+        ),
+        ({"prompt": "p", "chosen": "x", "rejected": "y", "rejected_response": "z"}, "both 'rejected' and 'rejected_response'"),
+        ({"messages": [USER, ANSWER], "chosen": "x", "rejected_response": "z"}, "both 'chosen' and 'messages'"),
+        ({"prompt": "p", "chosen_response": "x", "rejected_response": "z"}, "'chosen_response', which is not read"),
+    ],
+)
+def test_two_columns_of_one_meaning_are_refused(row, fault):
+    with pytest.raises(DataError, match=fault):
+        read(row, COMPARED)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        b"\x89PNG\r\n\x1a\n",
+        {"bytes": b"\xff\xd8\xff", "path": None},
+        {"bytes": None, "path": "a.JPG"},
+        ["data:image/png;base64,iVBO"],
+        "data:image/png;base64,iVBO",
+    ],
+)
+def test_images_in_a_column_of_any_name_are_noticed(cell):
+    for form, row in ((LEARNED, {"completion": "c"}), (COMPARED, {"chosen": "a", "rejected": "b"})):
+        with pytest.raises(DataError, match="images in the column 'photo'"):
+            read({"prompt": "p", "photo": cell, **row}, form)
+    assert list(read({"prompt": "p", "photo": cell}, ASKED)[1]) == ["photo"]
+    for other in ("a.png", b"abc", {"path": "a.png", "size": 3}, [], {}, None, ["data:text/plain,a"]):
+        assert read({"prompt": "p", "completion": "c", "photo": other}, LEARNED)[1] == {}
 
 
 def test_messages_as_completion_are_a_chat_whose_prompt_is_not_learned():

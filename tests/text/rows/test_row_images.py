@@ -189,10 +189,47 @@ def test_images_that_no_one_would_see_are_refused(row, form, fault):
 
 @pytest.mark.parametrize("text", ["<image>which?", "which?"])
 def test_messages_of_sharegpt_have_places_too(text, tokenizer):
-    row = {"messages": [{"from": "human", "value": text}, {"from": "gpt", "value": "<image>"}], "images": [RED]}
+    row = {"messages": [{"from": "human", "value": text}, {"from": "gpt", "value": "red"}], "images": [RED]}
     config = DatasetConfig(source="python")
     given = given_rows([row], config, "data.train", may_be_chats=True)
     assert learned(given, config, tokenizer).images == ((RED,),)
+
+
+def test_parts_of_sharegpt_are_parts_and_their_paths_start_at_the_data_set(tmp_path):
+    parts = [{"type": "image"}, {"type": "text", "text": "which?"}]
+    row = {"messages": [{"from": "human", "value": parts}, {"from": "gpt", "value": "red"}], "images": ["a.png"]}
+    (read,) = given_rows([row], DatasetConfig(source="python"), "k", may_be_chats=True)
+    assert read["messages"][0] == {"from": "human", "content": [{"type": "image", "image": "a.png"}, parts[1]]}
+    named = {"messages": [{"from": "human", "value": [{"type": "image", "image": "images/red.png"}]}, row["messages"][1]]}
+    (read,) = load_rows(jsonl(tmp_path, [named]), "train", None, may_be_chats=True)
+    assert read["messages"][0]["content"] == [{"type": "image", "image": str(tmp_path / "images" / "red.png")}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "fault"),
+    [
+        ([USER, {"role": "assistant", "content": "<image> is red"}], "<image> in an answer, in message 1"),
+        ([{"role": "user", "content": "<image>x"}, {"role": "assistant", "content": "<image>"}], "<image> in an answer"),
+        (
+            [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "<image>"}]}],
+            "beside places that are parts",
+        ),
+    ],
+)
+def test_a_mark_that_gets_no_image_is_refused_beside_a_column(messages, fault):
+    config = DatasetConfig(source="python", prompt_field="prompt")
+    with pytest.raises(DataError, match=fault):
+        given_rows([{"prompt": messages, "images": [RED]}], config, "k")
+
+
+@pytest.mark.parametrize("prompt", ["<|image_pad|>which?", [{"role": "user", "content": "<|image_pad|>which?"}], "which?"])
+def test_the_token_of_images_is_no_text(prompt, tokenizer):
+    assert tokenizer.image_token == "<|image_pad|>"
+    row = {"prompt": prompt, "completion": "red" if prompt != "which?" else "<|image_pad|>"}
+    with pytest.raises(DataError, match="row 0 .*<.image_pad.>"):
+        render_demonstrations(
+            [row], tokenizer, DatasetConfig(), key="data.train", max_prompt_tokens=100, max_response_tokens=100
+        )
 
 
 @pytest.mark.parametrize("image", ["images/no.png", "rows.jsonl"])

@@ -49,6 +49,26 @@ def test_a_role_that_the_template_passes_over_is_refused(load, role: str, before
     assert load(KNOWN).render_chat([{"role": "system", "content": ""}, USER]) == ";hi;"
 
 
+SHOWS_ALL = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("role", "meant"),
+    [
+        *(("Assistant", "assistant"), ("assitant", "assistant"), ("users", "user"), ("USER ", "user"), ("systm", "system")),
+        *(("tools", "tool"), ("Tool_Call", "tool_call")),
+        *(("user_1", ""), ("assistant2", ""), ("narrator", ""), ("ipython", ""), ("developer", "")),
+    ],
+)
+def test_a_slip_in_a_role_is_refused_unless_the_template_names_the_role(load, role: str, meant: str) -> None:  # type: ignore[no-untyped-def]
+    messages = [USER, {"role": role, "content": "a"}]
+    if meant:
+        with pytest.raises(DataError, match=f"the role '{role}'.*Did you mean '{meant}'"):
+            load(SHOWS_ALL).render_chat(messages)
+    named = SHOWS_ALL + f"{{% if messages[0].role == '{role}' %}}!{{% endif %}}"
+    assert load(named if meant else SHOWS_ALL).render_chat(messages) == f"user:hi;{role}:a;"
+
+
 CALLS = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in ("look", "go")]
 CALLED = [USER, {"role": "assistant", "content": "", "tool_calls": CALLS}]
 TWO = "{% for m in messages %}{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls[0].function.name }}{% endif %}{% endfor %}"

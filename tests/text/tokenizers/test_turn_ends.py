@@ -147,12 +147,46 @@ def test_an_episode_reads_and_says_what_is_learned(load, name):
 
 def test_a_template_that_ends_no_turn_gets_the_end_of_sequence(tokenizer):
     completed = render_demonstrations(
-        [{"prompt": [USER], "completion": text} for text in ("4", "", "4<|end|>")],
+        [{"prompt": [USER], "completion": text} for text in ("4", "4<|end|>")],
         tokenizer,
         DatasetConfig(),
         key="data.train",
         max_prompt_tokens=99,
         max_response_tokens=99,
     ).tokens
-    shown = [tokenizer.show(completed.sequence(number)).partition("assistant: ")[2] for number in range(3)]
-    assert shown == ["4<|end|>", "<|end|>", "4<|end|>"]
+    shown = [tokenizer.show(completed.sequence(number)).partition("assistant: ")[2] for number in range(2)]
+    assert shown == ["4<|end|>", "4<|end|>"]
+
+
+TURNS = "{%- for m in messages %}{{ '<' + m.role + '>' }}{% if m.role == 'assistant' %}ANSWER<|end|>{% else %}{{ m.content }}"
+TURNS += "{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>BEGIN{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "begin", "learned"),
+    [
+        ("<r>{{ m.content }}</r>", "<r>", "It is 4.</r><|end|>"),
+        ("</think>\n\n{{ m.content }}", "", "</think>\n\nIt is 4.<|end|>"),
+        ("<think>\n\n</think>\n\n{{ m.content }}", "<think>\n", "\n</think>\n\nIt is 4.<|end|>"),
+        ("{{ m.content }}", "<think>\n", None),
+        ("{{ m.content.split('</think>')[-1] }}", "", "It is 4.<|end|>"),
+    ],
+)
+def test_a_text_behind_messages_is_learned_as_the_message_is(tokenizer_directory, answer, begin, learned):
+    template = TURNS.replace("ANSWER", answer).replace("BEGIN", begin)
+    tokenizer = load_tokenizer(ModelConfig(path=str(tokenizer_directory), chat_template=template))
+    limits = {"key": "data.train", "max_prompt_tokens": 999, "max_response_tokens": 999}
+    row = {"prompt": [USER], "completion": "It is 4.", "chosen": "It is 4.", "rejected": "5"}
+
+    def texts(row):
+        completed = render_demonstrations([row], tokenizer, DatasetConfig(), **limits).tokens
+        compared = render_preferences([row], tokenizer, DatasetConfig(), **limits).tokens
+        return [tokenizer.show(one.sequence(0)).partition(f"<assistant>{begin}")[2] for one in (completed, compared)]
+
+    if learned is None:
+        with pytest.raises(DataError, match="row 0 .*'It is 4.'"):
+            texts(row)
+        thought = "2 and 2</think>It is 4."
+        assert texts({**row, "completion": thought, "chosen": thought, "rejected": "5</think>5"}) == [f"{thought}<|end|>"] * 2
+    else:
+        assert texts(row) == [learned] * 2

@@ -1,9 +1,9 @@
-"""Files of users: paths that begin with a home, limits of what is read, and keys of JSON that stand twice."""
+"""Files of users: paths that begin with a home, limits of what is read, and keys of JSON with several values."""
 
 import errno
+import json
 import os
 import stat
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -96,9 +96,11 @@ def _too_long(path: Path, found: int, most: int) -> OSError:
 
 
 def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON, as an `object_pairs_hook`. ValueError names a key that it has twice."""
+    """Return an object of JSON, as an `object_pairs_hook`. ValueError names a key that it has with different values."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        ((key, count),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"found the key {key!r:.40} {count} times in one object; expected it once")
+        repeated = [(key, value) for key, value in pairs if value is not found[key]]
+        for key, value in repeated:
+            if json.dumps(value, sort_keys=True) != json.dumps(found[key], sort_keys=True):  # since 1 == True
+                raise ValueError(f"found the key {key!r:.40} with different values in one object; expected one value")
     return found

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import product
+from math import ceil, floor
 
 from attrs import frozen
 
@@ -12,6 +13,15 @@ from rlcore_math.plain_numbers import plain_number
 SEPARATOR = r"(?:(?:\\middle\s*)?(?:[|:;]|\\(?:mid|vert|colon)(?![A-Za-z]))|(?:\\text\s*\{\s*)?such that\s*\}?)"
 IN_REALS = r"\\in\s*(?:\\math(?:bb|bf|rm)\s*\{?\s*R\s*\}?|\\?(?:R|Reals|reals)(?![A-Za-z]))"
 BUILDER = re.compile(rf"\\?\{{\s*([A-Za-z])\s*(?:{IN_REALS})?\s*{SEPARATOR}((?:[^{{}}]|\{{[^{{}}]*\}})*?)\\?\}}")
+INTEGERS = re.compile(
+    rf"\\?\{{\s*([A-Za-z])\s*\\in\s*(?:\\math(?:bb|bf|rm)\s*\{{?\s*([ZN])\s*\}}?|([ZN])(?![A-Za-z]))"
+    rf"\s*([\^_]\s*\{{?\s*(?:[+*]|>\s*0)\s*\}}?)?\s*{SEPARATOR}((?:[^{{}}]|\{{[^{{}}]*\}})*?)\\?\}}"
+)
+"""Integers, or natural numbers, that meet a condition."""
+CONDITIONED = re.compile(rf"\\?\{{([^{{}}:;|]*?)\s*{SEPARATOR}([^{{}}]*?)\\?\}}")
+"""Numbers that meet the condition before the separator and the one after it."""
+MAX_INTEGERS = 1000
+"""Most integers of a set that is written out."""
 BRACES = re.compile(r"\\?\{([^{}]*?)\\?\}")
 OR, AND = re.compile(r"\\(?:lor|vee|cup)(?![A-Za-z])"), re.compile(r"\\(?:land|wedge)(?![A-Za-z])")
 RELATION = re.compile(r"<|>|=|\\(?:le|ge|neq?)(?![A-Za-z])")
@@ -25,6 +35,9 @@ HALF |= dict.fromkeys(("^+_0", "_0^+"), "x\\ge 0") | dict.fromkeys(("^-_0", "_0^
 HALF |= dict.fromkeys(("^*_+", "_+^*"), "x>0")
 OUTSIDE = re.compile(rf"{OUTSIDE_SIGN}\s*\\?\{{(.*?)\\?\}}")
 OUTSIDE_INTERVAL = re.compile(rf"{OUTSIDE_SIGN}\s*([\[(])([^\[\](),;]+),([^\[\](),;]+)([\])])")
+INTERVAL = re.compile(r"\s*([\[(])([^\[\](),;]+),([^\[\](),;]+)([\])])\s*")
+CAP = re.compile(r"\\cap(?![A-Za-z])")
+NOT_IN = re.compile(r"[A-Za-z]\s*\\(?:notin|not\s*\\in)(?![A-Za-z])\s*(.+)")
 BOTH_SIGNS = re.compile(r"(?:[A-Za-z]\s*=\s*)?\\pm\s*(.+)")
 SEMICOLON = re.compile(r"([\[\](][^\[\](),;{}]+);([^\[\](),;{}]+[\[\])])")
 """The bounds of an interval as many countries write them: [0;1]."""
@@ -68,6 +81,16 @@ def in_intervals(answer: str) -> str:
     try:
         if match := REALS.fullmatch(answer):
             return _written(_reals(match[1]))
+        if match := NOT_IN.fullmatch(answer):
+            return _written(_reals(f"-{match[1]}"))
+        if len(parts := CAP.split(answer)) > 1 and (BUILDER.search(answer) or all(map(INTERVAL.fullmatch, parts))):
+            return _written(_common([_piece(part.strip()) for part in parts]))
+        if match := INTEGERS.fullmatch(answer):
+            return _integers(
+                _spans(match[5], match[1]), "positive" if match[4] else "natural" if "N" in match.groups() else "all"
+            )
+        if (match := CONDITIONED.fullmatch(answer)) and RELATION.search(match[1]) and (variable := _variable(match[1])):
+            return _written(_common([_spans(part, variable) for part in match.groups()]))
         if BUILDER.search(answer):
             pieces = re.split(r"\\cup(?![A-Za-z])", answer)
             return "\\cup".join(_built(piece.strip()) if BUILDER.search(piece) else piece for piece in pieces)
@@ -81,12 +104,52 @@ def in_intervals(answer: str) -> str:
     return _usual(answer)
 
 
+def _piece(text: str) -> _Spans:
+    """Return {x | ...} or an interval."""
+    if match := INTERVAL.fullmatch(text):
+        return [_Span(match[2].strip(), match[1] == "[", match[3].strip(), match[4] == "]")]
+    if match := BUILDER.fullmatch(text):
+        return _spans(match[2], match[1])
+    raise _OtherForm
+
+
 def _built(piece: str) -> str:
     """Return {x | ...} as intervals."""
     match = BUILDER.fullmatch(piece)
     if match is None:
         raise _OtherForm
     return _written(_spans(match[2], match[1]))
+
+
+def _integers(spans: _Spans, which: str) -> str:
+    """Return the integers in intervals as a finite set, or as ℤ and intervals with integer bounds. Natural numbers may begin
+    with 0 or 1, so that a set of them that may have 0 keeps its form."""
+    if which != "all":
+        spans = _common([spans, [_Span("0", which == "natural", "\\infty", False)]])
+    if which == "natural" and any(span.low == "0" and span.has_low for span in spans):
+        raise _OtherForm
+    pieces: list[str] = []
+    numbers: set[int] = set()
+    for span in spans:
+        low = None if _sign(span.low) else _inner(span.low, span.has_low, 1)
+        high = None if _sign(span.high) else _inner(span.high, span.has_high, -1)
+        if low is None or high is None:
+            begin, end = "(-\\infty" if low is None else f"[{low}", "\\infty)" if high is None else f"{high}]"
+            pieces.append(f"{begin},{end}")
+        elif high - low >= MAX_INTEGERS:
+            raise _OtherForm
+        else:
+            numbers |= {*range(low, high + 1)}
+    written = [f"\\{{{','.join(map(str, sorted(numbers)))}\\}}"] if numbers else []
+    written += [f"\\mathbb{{Z}}\\cap{piece}" for piece in pieces]
+    return "\\cup".join(written) or "\\emptyset"
+
+
+def _inner(bound: str, is_included: bool, direction: int) -> int:
+    """Return the integer next to a bound, on the side of the interval: above it for `direction` 1."""
+    value = _value(bound) * direction
+    inner = ceil(value) if is_included else floor(value) + 1
+    return inner * direction
 
 
 def _reals(rest: str) -> _Spans:

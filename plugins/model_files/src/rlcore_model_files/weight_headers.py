@@ -18,8 +18,8 @@ _EMBEDDING = re.compile(r"(?:language_model\.model|model\.language_model|model)\
 _HEAD = re.compile(r"(?:language_model\.)?lm_head\.weight")
 _TYING_TYPES = re.compile(r"(vault)?gemma|cohere|ernie4_5|lfm2|smollm3|starcoder2|jetmoe|minicpm3")
 """Beginnings of the model types that tie the head to the embedding where config.json lacks tie_word_embeddings."""
-_DECODER = "model."
-"""Begins the names of a language model's tensors, unless its decoder was saved without a head."""
+_DECODER = re.compile(r"(?:model\.decoder|model|transformer|gpt_neox|backbone|decoder)\.")
+"""Begins the names of a language model's tensors, by its family, unless its decoder was saved without a head."""
 _BITS = re.compile(r"(?=BF16\Z|F(?:16|32|64|4|6_E2M3|6_E3M2|8_\w+)\Z|[IU](?:8|16|32|64)\Z|C64\Z)[A-Z]+(\d+)(_.*)?")
 """Names of the dtypes of safetensors, in which the number is the bits of a value."""
 _MAX_BYTES = 2**63
@@ -76,9 +76,9 @@ def content_problems(directory: Path, config: Mapping[str, Any], headers: Mappin
     """Refuse weights whose names, shapes or dtypes contradict config.json."""
     tensors = {name: (file, entry) for file, header in headers.items() for name, entry in header.items()}
     yield from _dtype_problems(config, headers)
-    twice = [name for name in tensors if name.removeprefix(_DECODER) != name and name.removeprefix(_DECODER) in tensors]
+    twice = [name for name in tensors if (prefix := _DECODER.match(name)) and name.removeprefix(prefix[0]) in tensors]
     if twice:
-        yield _problem(directory, f"{listed(twice)}, and the same without {_DECODER}", "each tensor once")
+        yield _problem(directory, f"{listed(twice)}, and the same without the prefix", "each tensor once")
     text = next((config[key] for key in TEXT_KEYS if isinstance(config.get(key), Mapping)), config)
     yield from _layer_problems(directory, text, tensors)
     embedding = next((name for name in tensors if _EMBEDDING.fullmatch(name)), None)
@@ -88,7 +88,8 @@ def content_problems(directory: Path, config: Mapping[str, Any], headers: Mappin
     expected = [text.get("vocab_size"), text.get("hidden_size")]
     sizes_are_stated = all(type(size) is int for size in expected) and not config.get("quantization_config")
     if sizes_are_stated and list(entry["shape"]) != expected:
-        yield _problem(directory, f"{embedding} of shape {list(entry['shape'])}", f"{expected}, as config.json says")
+        says = f"{expected}, as vocab_size and hidden_size in config.json say"
+        yield _problem(directory, f"{embedding} of shape {list(entry['shape'])}", says)
     head = next((name for name in tensors if _HEAD.fullmatch(name)), None)
     ties_unasked = _TYING_TYPES.match(str(config.get("model_type"))) is not None
     tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", ties_unasked))

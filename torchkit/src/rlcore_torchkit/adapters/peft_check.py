@@ -1,5 +1,6 @@
 """Check that a PEFT directory holds plain LoRA adapters for the recipe's model, without importing torch."""
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from rlcore.model_files import read_object
 from rlcore.schema.file_limits import expanded, require_file
 from rlcore.schema.suggestions import listed
+from rlcore.schema.types import is_number
 from rlcore.spi.context import LoraSpec
 from rlcore.spi.errors import Problem
 
@@ -58,6 +60,7 @@ _NO_EFFECT = (
 """Keys that have no effect on trained adapters."""
 _PEFT_DEFAULT = 8
 """PEFT's own rank and alpha, which count where adapter_config.json has none."""
+_FLOATS = ("F64", "F32", "F16", "BF16")
 _MAX_NAMED = 3
 
 
@@ -76,6 +79,7 @@ def adapter_problems(
     return [
         *_form_problems(config, file),
         *_recipe_problems(config, spec, model, revision, file),
+        *_target_problems(config.get("target_modules"), shapes, file),
         *_tensor_problems(folder / TENSOR_FILE, shapes),
     ]
 
@@ -112,7 +116,7 @@ def _recipe_problems(
     for key, option, expected in (("r", "rank", spec.rank), ("lora_alpha", "alpha", spec.alpha)):
         found = config.get(key, _PEFT_DEFAULT)
         if found != expected:
-            remedy = f"Set lora.{option} to {found}"
+            remedy = f"Set lora.{option} to {found}" if is_number(found) else "PEFT itself reads a number there"
             yield Problem(path=str(file), found=f"{key} = {found}", expected=f"lora.{option} = {expected:g}", remedy=remedy)
     base, trained_on = config.get("base_model_name_or_path"), config.get("revision") or revision
     if base and not _is_same(str(base), model):
@@ -125,7 +129,28 @@ def _recipe_problems(
 
 
 def _is_same(one: str, other: str) -> bool:
-    return one == other or expanded(one).resolve() == expanded(other).resolve()
+    return one == other or ("\0" not in one and expanded(one).resolve() == expanded(other).resolve())
+
+
+def _target_problems(targets: object, shapes: Mapping[str, tuple[int, ...]], file: Path) -> Iterator[Problem]:
+    """Refuse adapters of layers that target_modules leaves out, as a list of names or a pattern: PEFT computes without them."""
+    if not targets or targets == "all-linear":
+        return
+    listed_targets = [str(target) for target in targets] if isinstance(targets, list) else []
+    modules = dict.fromkeys(name.partition(".lora_")[0] for name in shapes)
+    try:
+        others = [
+            module
+            for module in modules
+            if not any(f".{module}".endswith(f".{target}") for target in listed_targets)
+            and not (isinstance(targets, str) and re.fullmatch(targets, module))
+        ]
+    except re.error as error:
+        yield Problem(path=str(file), found=f"target_modules = {targets!r} ({error})", expected="a list of names, or a pattern")
+        return
+    if others:
+        found = f"target_modules = {targets!r:.99} without {listed(others, _MAX_NAMED)}"
+        yield Problem(path=str(file), found=found, expected="every layer of lora.targets")
 
 
 def _tensor_problems(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:
@@ -134,10 +159,14 @@ def _tensor_problems(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> Itera
     try:
         require_file(file)
         with safe_open(file, "numpy") as tensors:
-            found = {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
+            found = {name: tuple(each.get_shape()) for name, each in slices.items()}
+            odd = [f"{name} in {each.get_dtype()}" for name, each in slices.items() if each.get_dtype() not in _FLOATS]
     except (OSError, SafetensorError) as error:
         yield Problem(path=str(file), found=str(error), expected="a readable safetensors file")
         return
+    if odd:
+        yield Problem(path=str(file), found=listed(odd, _MAX_NAMED), expected="adapters in float32, bfloat16 or float16")
     expected = {f"{PREFIX}{name}": shape for name, shape in shapes.items()}
     if missing := [name for name in expected if name not in found]:
         named = listed(missing, _MAX_NAMED)

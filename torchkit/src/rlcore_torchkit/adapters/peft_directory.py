@@ -14,6 +14,7 @@ from rlcore.spi.context import ALL_LINEAR, LoraSpec, ModelSpec
 from rlcore.spi.errors import CheckpointError, ModelError
 from rlcore_torchkit.adapters.peft_check import CONFIG_FILE, PREFIX, TENSOR_FILE, adapter_problems
 from rlcore_torchkit.huggingface.hf_directory import model_storage_errors
+from rlcore_torchkit.huggingface.safetensors_files import not_finite, raise_model_problems
 
 
 def write_adapters(directory: Path, adapters: Mapping[str, Tensor], spec: LoraSpec, model: ModelSpec) -> tuple[str, ...]:
@@ -51,8 +52,11 @@ def read_adapters(directory: str, shapes: Mapping[str, tuple[int, ...]], spec: L
     """Float32 adapters by name, on the host; ModelError where they are not those of `spec` for this model."""
     if problems := adapter_problems(spec, directory, model, shapes):
         raise ModelError(problems)
-    tensors = load_file(expanded(directory) / TENSOR_FILE)
-    return {name: tensors[f"{PREFIX}{name}"].float() for name in shapes}
+    file = expanded(directory) / TENSOR_FILE
+    tensors = load_file(file)
+    adapters = {name: tensors[f"{PREFIX}{name}"].float() for name in shapes}
+    raise_model_problems(str(file), list(not_finite(adapters, str(file))))
+    return adapters
 
 
 FILE = "reference_adapters.safetensors"

@@ -12,6 +12,8 @@ from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.modules import ModuleNames
 from rlcore_torchkit.architectures.values import value_problems
 
+ARCHITECTURES = "config.json names it under architectures"
+
 
 @frozen(kw_only=True)
 class Architecture:
@@ -85,7 +87,7 @@ class Architecture:
                 yield Problem(path=path, found=given, expected="one label (num_labels = 1), or a language model")
         if found != self.class_name:
             expected = f"{self.class_name}, the language model of model_type {self.model_type}"
-            yield Problem(path=path, found=f"architecture {found}", expected=expected)
+            yield Problem(path=path, found=f"architecture {found}", expected=expected, remedy=ARCHITECTURES)
         elif window:
             given = f"{key} = {json.dumps(window)}" if key in config else f"no {key}, which stands for {window}"
             remedy = f"Set it to {'false' if window is True else 'null'} if all sequences are short"

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlcore.spi.errors import ModelError, Problem
 from rlcore_model_files.weight_headers import TEXT_KEYS
-from rlcore_torchkit.architectures.architecture import Architecture
+from rlcore_torchkit.architectures.architecture import ARCHITECTURES, Architecture
 from rlcore_torchkit.architectures.registry import find_architecture
 from rlcore_torchkit.transformers_import import import_transformers
 
@@ -107,7 +107,7 @@ def _class_problems(config: Mapping[str, Any], path: str, trust_remote_code: boo
         yield Problem(path=path, found=f"model_type {model_type}", expected=expected)
     elif found != known:
         expected = f"{known}, the language model of model_type {model_type}"
-        yield Problem(path=path, found=f"architecture {found}", expected=expected)
+        yield Problem(path=path, found=f"architecture {found}", expected=expected, remedy=ARCHITECTURES)
 
 
 def layers_of(model: Any) -> Any:

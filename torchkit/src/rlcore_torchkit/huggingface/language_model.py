@@ -125,13 +125,11 @@ def _write_weights(files: list[Path], directory: Path) -> Collection[str]:
 
 def _tensor_problems(path: str, directory: Path) -> Iterator[Problem]:
     """Refuse missing and surplus tensors, by a model of the class on the meta device."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    from rlcore_torchkit.huggingface.models import checkpoint_shapes
+    from rlcore_torchkit.huggingface.models import checkpoint_shapes, empty_model
 
-    with torch.device("meta"):
-        expected = checkpoint_shapes(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory)))
+    expected = checkpoint_shapes(empty_model(AutoConfig.from_pretrained(directory), path))
     found = set(json.loads((directory / INDEX_FILE).read_text(encoding="utf-8"))["weight_map"])
     if missing := expected.keys() - found:
         given = f"no {min(missing)} among the tensors of its language model"

@@ -1,4 +1,4 @@
-"""Checks of a recipe's model, for any backend, before anything is allocated; imports no torch."""
+"""Checks of a recipe's model, for any backend, before anything is allocated."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -10,17 +10,11 @@ from rlcore.model_files import read_object
 from rlcore.schema.file_limits import expanded
 from rlcore.spi.context import CheckContext
 from rlcore.spi.errors import Note, Problem
-from rlcore.spi.weights import VALUE_HEAD_WEIGHT
-from rlcore_model_files.directory import file_problems, stored_shapes
-from rlcore_torchkit.architectures.architecture import tensor_shapes
-from rlcore_torchkit.architectures.decoders import described_family
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import NO_FAMILIES, Families, find_architecture
-from rlcore_torchkit.huggingface.models import any_decoder_problems, architecture_problems, loading_problems
-from rlcore_torchkit.huggingface.safetensors_files import unknown_tensors
+from rlcore_torchkit.huggingface.class_trial import class_problems
+from rlcore_torchkit.huggingface.models import any_decoder_problems, architecture_problems
 
-_SPECIAL = ("attention_bias", "mlp_bias", "num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank")
-"""Keys of config.json that give a model further tensors."""
 FLOAT8_WIDTH = 4096
 """The hidden size from which float8 is worth its conversions."""
 
@@ -42,36 +36,7 @@ def trained_model_problems(
     if problems or config is None or isinstance(config, Problem):
         return
     yield from position_problems(config, config_file(context), context.max_sequence_length)
-    yield from tensor_problems(context, config)
-
-
-def tensor_problems(context: CheckContext, config: Mapping[str, Any]) -> Iterator[Problem]:
-    """Refuse tensors of a local directory that are missing, surplus or of another shape, by the content of its config.json.
-
-    Only for dense models of a described family, whose tensors are known without transformers. Others are checked when they are
-    loaded, as are the numbers in the tensors.
-    """
-    directory, path = config_file(context).parent, context.model.path
-    family = described_family(config, path)
-    dims = None if family is None else ModelDims.of(family.standard(config))
-    if family is None or dims is None or any(config.get(key) for key in _SPECIAL) or not (found := stored_shapes(directory)):
-        return
-    if next(file_problems(directory), None) is not None:
-        return  # the core reports them
-    head, optional = f"{family.modules.head}.weight", set[str]()
-    expected = tensor_shapes(family, dims)
-    if context.head == "value":
-        expected.pop(head, None)
-        optional = {VALUE_HEAD_WEIGHT}
-    of_file = {name: name if name in found else name.removeprefix("model.") for name in expected}
-    wrong = [
-        (name, found[held], expected[name])
-        for name, held in of_file.items()
-        if found.get(held, expected[name]) != expected[name]
-    ]
-    missing = [name for name, held in of_file.items() if held not in found]
-    yield from loading_problems(path, {"missing_keys": missing, "mismatched_keys": wrong})
-    yield from unknown_tensors(found.keys() - set(of_file.values()) - optional - {head}, config, path)
+    yield from class_problems(context.model, context.head)
 
 
 def reference_problems(

@@ -1,7 +1,7 @@
 """Checking and loading of Hugging Face causal language models. Importing this file imports neither torch nor transformers."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import islice
 from pathlib import Path
@@ -89,7 +89,7 @@ def load_config(spec: ModelSpec, head: Head = "tokens", *, any_decoder: bool = F
     import_transformers()
     from transformers import AutoConfig
 
-    with model_errors(spec.path), _quiet(), _code_in_turn() if spec.trust_remote_code else nullcontext():
+    with model_errors(spec.path), quiet_transformers(), _code_in_turn() if spec.trust_remote_code else nullcontext():
         config = AutoConfig.from_pretrained(spec.path, revision=spec.revision, trust_remote_code=spec.trust_remote_code)
         if spec.trust_remote_code:
             _copy_code(spec, config)
@@ -119,21 +119,18 @@ def load_model(
     """
     config = load_config(spec, head, any_decoder=any_decoder)
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification
 
     from rlcore_torchkit.layers.packed_attention import attention_of, register_packed_attention
 
     attention = attention_of(config, register_packed_attention())
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
     options["trust_remote_code"] = spec.trust_remote_code
-    kind: Any = AutoModelForSequenceClassification if head == "value" else AutoModelForCausalLM
-    kind = AutoModelForImageTextToText if is_image_model(config.to_dict()) else kind
     if torch.device(device).type == "meta":
-        with torch.device("meta"), _attention_errors(spec.path), _quiet():
-            return kind.from_config(config, **options).eval()
+        return empty_model(config, spec.path, head, **options).eval()
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "use_safetensors": True}
-    with model_errors(spec.path), _attention_errors(spec.path), _quiet():
+    with model_errors(spec.path), _attention_errors(spec.path), quiet_transformers():
         check_hub_files(spec)
+        kind = model_class(config.to_dict(), head)
         model, loading = kind.from_pretrained(spec.path, config=config, revision=spec.revision, **options)
     if head == "value" and may_lack_value_head(config) and VALUE_HEAD_WEIGHT in loading["missing_keys"]:
         torch.nn.init.zeros_(model.get_parameter(VALUE_HEAD_WEIGHT))
@@ -144,6 +141,23 @@ def load_model(
     model = model.eval().to(device)
     _raise_problems(list(islice(not_finite(dict(model.named_parameters()), spec.path), _MAX_NAMED)))
     return model
+
+
+def empty_model(config: Any, path: str, head: Head = "tokens", **options: Any) -> Any:
+    """Return the model of a transformers config without weights. ModelError names `path` where it cannot be built."""
+    import torch
+
+    with torch.device("meta"), model_errors(path), _attention_errors(path), quiet_transformers():
+        return model_class(config.to_dict(), head).from_config(config, **options)
+
+
+def model_class(content: Mapping[str, Any], head: Head = "tokens") -> Any:
+    """Return the class of transformers that builds the model with this config.json."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification
+
+    if is_image_model(content):
+        return AutoModelForImageTextToText
+    return AutoModelForSequenceClassification if head == "value" else AutoModelForCausalLM
 
 
 def may_lack_value_head(config: Any, families: Families = NO_FAMILIES) -> bool:
@@ -175,8 +189,13 @@ def loading_problems(path: str, loading: Mapping[str, Any]) -> list[Problem]:
     if missing:
         problems.append(_problem(path, f"no {listed(missing, _MAX_NAMED)} in the weights", "every tensor of the architecture"))
     for name, found, expected in sorted(loading["mismatched_keys"])[:_MAX_NAMED]:
-        problems.append(_problem(path, f"{name} of shape {list(found)}", f"{list(expected)}, as config.json says"))
+        problems.append(shape_problem(path, name, found, expected))
     return problems
+
+
+def shape_problem(path: str, name: str, found: Sequence[int], expected: Sequence[int], by: str = "") -> Problem:
+    """Return the problem of a tensor whose shape is not the one that config.json says, `by` these keys in words."""
+    return _problem(path, f"{name} of shape {list(found)}", f"{list(expected)}, as config.json says{by}")
 
 
 def _untied_problems(path: str, model: Any) -> Iterator[Problem]:
@@ -207,7 +226,7 @@ def _quantization_problems(path: str, config: dict[str, Any]) -> list[Problem]:
         return []
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     remedy = "Take the model that it was quantised from, or save it dequantised"
-    found = f"weights quantised by {method or 'an unknown method'}"
+    found = f"weights quantised by {method or 'an unknown method'}, as quantization_config says"
     return [_problem(path, found, "weights in float32 or bfloat16", remedy)]
 
 
@@ -263,7 +282,7 @@ def _attention_errors(path: str) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """No progress bars and only errors from transformers; its settings are restored."""
     from transformers.utils import logging
 

@@ -71,7 +71,8 @@ def unknown_tensors(names: Collection[str], config: Mapping[str, Any], path: str
 
     Buffers of older versions of transformers, and layers that predict further tokens, are left out.
     """
-    layers, ahead = config.get("num_hidden_layers") or 0, config.get("num_nextn_predict_layers") or 0
+    numbers = (config.get(key) for key in ("num_hidden_layers", "num_nextn_predict_layers"))
+    layers, ahead = (number if type(number) is int else 0 for number in numbers)
     ignored = tuple(f"model.layers.{layers + number}." for number in range(ahead))
     unknown = sorted(name for name in names if not name.startswith(ignored) and _OLD_BUFFER.search(name) is None)
     if not unknown:

@@ -14,6 +14,9 @@ from rlcore.schema.printable import lone_surrogate
 from rlcore.spi import DataError
 from rlcore_model_files.images import decode_image
 
+_BEGINNINGS = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"II*\0", b"MM\0*")
+"""First bytes of files of images: PNG, JPEG, GIF and TIFF."""
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif")
 RECORD = ("bytes", "path", "image", "url")
 """Fields of an image that is a record."""
 
@@ -79,6 +82,18 @@ def image_source(value: object, *, is_base64: bool = False) -> object:
     if scheme in ("http", "https"):
         raise DataError(f"the image {value!r:.80}; expected a file: nothing is downloaded. Save it beside the data set")
     return unquote(urlsplit(value).path) if scheme == "file" else value
+
+
+def is_image(value: object) -> bool:
+    """Return whether a cell is an image by its form: an encoded one, a record of one, or what Pillow has decoded."""
+    if isinstance(value, Mapping):
+        named = {name for name, field in value.items() if field is not None}
+        return bool(named) and named <= {"bytes", "path"} and (is_image(value.get("bytes")) or is_image(value.get("path")))
+    if isinstance(value, str):
+        return value.startswith("data:image/") or value.lower().endswith(_SUFFIXES)
+    if isinstance(value, bytes):
+        return value.startswith(_BEGINNINGS) or value[8:12] == b"WEBP"
+    return type(value).__module__.startswith("PIL.")
 
 
 def image_file(value: object) -> bytes:

@@ -6,6 +6,7 @@ DataError, whose text completes a sentence that begins with "found".
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
@@ -31,6 +32,7 @@ _ROLES = {
 """OpenAI's role for each role of ShareGPT, LLaMA-Factory and ms-swift."""
 _CALLS = ("function_call", "tool_call")
 """Roles of ShareGPT and ms-swift for a message whose content is the JSON text of calls."""
+_USUAL_ROLES = (*_ROLES, *dict.fromkeys(_ROLES.values()), *_CALLS, "system", "developer", "function")
 _READ = {"role", "content", "from", "value", "tool_calls", "function_call", "refusal", "prefix", *IN_LOSS}
 _DROPPED = {"annotations"}
 _IMAGES = ("image", "image_url", "input_image")
@@ -151,10 +153,18 @@ def _role(message: Mapping[str, Any]) -> str:
     name, role = _either(message, "role", "from")
     if not isinstance(role, str):
         raise DataError(f"whose {name!r} is {type(role).__name__}, not text")
-    usual = (*_ROLES, *_ROLES.values(), *_CALLS, "system", "developer", "function")
-    if role not in usual and (name == "from" or get_close_matches(role.strip().lower(), usual, cutoff=SLIP)):
-        raise DataError(f"whose {name!r} is {role!r:.40}; expected one of {', '.join((*_ROLES, *_CALLS, 'system'))}")
+    if name == "from" and role not in _USUAL_ROLES:
+        raise DataError(f"whose {name!r} is {role!r:.40}; expected one of {', '.join(dict.fromkeys(_USUAL_ROLES))}")
     return _ROLES.get(role, role)
+
+
+def meant_role(role: str) -> str | None:
+    """Return the public role that an unknown one is most likely a slip for; None for a public one, and for one that names a
+    further speaker, such as user_1."""
+    if role in _USUAL_ROLES or re.search(r"\d", role):
+        return None
+    near = get_close_matches(role.strip().lower(), _USUAL_ROLES, 1, SLIP)
+    return _ROLES.get(near[0], near[0]) if near else None
 
 
 def _either(message: Mapping[str, Any], name: str, other: str) -> tuple[str, Any]:

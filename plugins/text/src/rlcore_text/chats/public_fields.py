@@ -43,7 +43,17 @@ FIELDS = (
     PublicField("row", ("margin",), "reported", 'read only with margin_field = "margin": how much better the chosen answer is'),
     PublicField("row", ("preferred_output", "non_preferred_output"), "refused", "write them as `chosen` and `rejected`"),
     PublicField("row", ("completions",), "refused", "join the steps of an answer as `completion`", for_environment=True),
+    PublicField("row", ("chosen_response",), "refused", "write it as `chosen`, and `rejected_response` as `rejected`"),
     PublicField("row", ("positive_messages", "negative_messages"), "reported", "examples for embeddings, which are not read"),
+    PublicField(
+        "row",
+        tuple(
+            f"{side}_{what}" for side in ("positive", "negative") for what in ("images", "videos", "audios", "tools", "objects")
+        ),
+        "reported",
+        "they belong to examples for embeddings, which are not read",
+    ),
+    PublicField("row", ("teacher_prompt", "privileged_context"), "reported", "a teacher reads the policy's own prompt"),
     PublicField("row", ("rejected_images",), "refused", "preferences have no images"),
     PublicField(
         "row",
@@ -57,6 +67,7 @@ FIELDS = (
         "refused",
         "set model.chat_template_kwargs, which holds for all rows",
     ),
+    PublicField("row", ("mm_processor_kwargs",), "reported", "images are scaled as the model's processor does"),
     PublicField("row", ("chat_template",), "refused", "set model.chat_template, which holds for all rows"),
     PublicField(
         "row",
@@ -68,7 +79,7 @@ FIELDS = (
     PublicField("row", ("channel",), "reported", "a run shows the loss of each data set of `mix` instead"),
     PublicField(
         "row",
-        ("weight", "loss_weight", "loss_scale", "sample_weight", "loss_mask"),
+        ("weight", "loss_weight", "loss_scale", "sample_weight", "loss_multiplier", "loss_mask"),
         "reported",
         "rows have one weight: leave rows out, or set a message's `weight` to 0",
     ),
@@ -79,18 +90,18 @@ FIELDS = (
     PublicField("row", ("history",), "refused", "write earlier turns as messages of the prompt", for_environment=True),
     PublicField(
         "row",
-        ("videos", "video", "audios", "audio", "objects"),
+        ("videos", "video", "audios", "audio", "ref_audios", "audio_codes", "objects"),
         "refused",
         "models here read text and images",
         for_environment=True,
     ),
-    PublicField("row", ("label",), "refused", "a bool that marks an answer as good or bad: filter the rows first"),
+    PublicField("row", ("label", "kto_tag"), "refused", "a bool that marks an answer as good or bad: filter the rows first"),
     PublicField("row", ("input", "context"), "refused", 'with prompt_field = "instruction": join the two texts'),
     PublicField("row", ("parallel_tool_calls",), "no effect", "an option of an API"),
-    PublicField("row", ("agent_name",), "reported", "the recipe's environment plays the episode"),
+    PublicField("row", ("agent_name", "env_class", "task_name"), "reported", "the recipe's environment plays the episode"),
     PublicField(
         "row",
-        ("assistant_masks", "completion_mask"),
+        ("assistant_masks", "completion_mask", "response_mask"),
         "reported",
         "the loss covers whole answers: set a message's `weight` to 0",
     ),

@@ -10,6 +10,7 @@ from attrs import frozen
 from rlcore.run.data.text import EngineParser
 from rlcore.schema.suggestions import nearest
 from rlcore.spi import ConfigError, ParseToolCalls, Problem, Tool, ToolCall
+from rlcore.thoughts import behind_thought
 
 AUTO = "auto"
 END_OF_THOUGHT, THOUGHT = "</think>", "<think>"
@@ -48,15 +49,14 @@ class ToolParser:
 
     def parse(self, text: str, tools: Sequence[Tool] = ()) -> tuple[str, tuple[ToolCall, ...]]:
         """The text without the calls, and the calls in order, those that could not be read among them. What a policy thinks,
-        up to the last </think>, calls nothing. Never raises: what a parser raises is a call that could not be read."""
-        thought, end, said = text.rpartition(END_OF_THOUGHT)
-        if not end and said.lstrip().startswith(THOUGHT):
-            return text, ()
+        up to the last end of a thought, calls nothing. Never raises: what a parser raises is a call that could not be read."""
+        said = behind_thought(text)
+        thought = text[: len(text) - len(said)]
         try:
             content, calls = self._find(said, tools)
         except Exception as error:  # an engine's parser may raise whatever it likes
             return text, (ToolCall(id="call_0", name="", text=said, error=f"{type(error).__name__}: {error}"),)
-        return f"{thought}{end}{content}", tuple(calls)
+        return f"{thought}{content}", tuple(calls)
 
 
 def form_of(chat_template: str | None) -> str | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from rlcore.spi.errors import DataError
@@ -63,7 +64,8 @@ def _clean_struct(value: Any, fields: Mapping[str, Clean | None]) -> Any:
 
 
 def _clean_list(value: Any, clean: Clean) -> Any:
-    return [clean(item) for item in value] if isinstance(value, list) else value
+    is_list = isinstance(value, list) or (isinstance(value, np.ndarray) and value.dtype == object)
+    return [clean(item) for item in value] if is_list else value
 
 
 def _clean_map(value: Any, clean: Clean | None) -> Any:

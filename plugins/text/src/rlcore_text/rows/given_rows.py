@@ -59,8 +59,16 @@ def _columns_of(config: DatasetConfig) -> frozenset[str]:
 
 
 def _with_lists(row: Mapping[str, Any], columns: frozenset[str]) -> dict[str, Any]:
-    """Return a row with lists in place of the arrays of objects that pandas and `datasets` make of messages and tools."""
-    return {name: _as_list(value) if name in columns else value for name, value in row.items()}
+    """Return a row with lists in place of the arrays of objects that pandas and `datasets` make of messages and tools, and None
+    in place of pandas' nulls."""
+    return {name: None if _is_null(value) else _as_list(value) if name in columns else value for name, value in row.items()}
+
+
+def _is_null(value: object) -> bool:
+    """Return whether a cell is NaN, NaT or pandas.NA, which pandas writes for null."""
+    if type(value).__module__.startswith("pandas."):
+        return type(value).__name__ in ("NaTType", "NAType")
+    return isinstance(value, float | np.floating | np.datetime64 | np.timedelta64) and bool(value != value)
 
 
 def _as_list(value: Any) -> Any:

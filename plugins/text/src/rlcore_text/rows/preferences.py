@@ -18,9 +18,9 @@ from rlcore.spi import Tokenizer
 from rlcore_text.chats.conversation import behind_prompt, opened_prompt
 from rlcore_text.chats.images import image_parts
 from rlcore_text.chats.messages import ASSISTANT, IN_LOSS, read_messages, thought_of
-from rlcore_text.rows.rendering import KeptRows, encode_prompt_texts, end_token, ended
+from rlcore_text.rows.rendering import KeptRows, encode_prompt_texts, end_token, ended, require_no_image_token
 from rlcore_text.rows.row_fields import prompt_fault, tools_beside
-from rlcore_text.tokenizers.turn_ends import ended_answer, require_shown, turn_end
+from rlcore_text.tokenizers.turn_ends import answer_text, ended_answer, require_shown
 
 EXPECTED = "be learned from as preferences; expected a prompt with a chosen and a rejected answer"
 
@@ -100,18 +100,21 @@ def _text_pair(prompt: Any, chosen: str, rejected: str, tools: Sequence[spi.Tool
     """Answers of plain text, behind a prompt of text or of messages."""
     if prompt is None:
         raise spi.DataError("found no prompt, with answers that are text; expected one (data.*.prompt_field)")
-    text, end = prompt, ""
+    text, messages = prompt, None
     if not isinstance(prompt, str):
         messages = _messages(prompt, "prompt")
-        text, end = "".join(opened_prompt(messages, tokenizer, tools)), turn_end(messages, tools, tokenizer)
+        text = "".join(opened_prompt(messages, tokenizer, tools))
     elif fault := prompt_fault(prompt):
         raise spi.DataError(f"found {fault} as its prompt; expected text, or chat messages")
     for side, answer in (("chosen", chosen), ("rejected", rejected)):
         if not answer.strip():
             raise spi.DataError(f"the {side} answer is empty; expected one with text")
+        require_no_image_token(answer, tokenizer)
     if chosen == rejected:
         raise spi.DataError("both answers are equal; expected two that differ")
-    return _Pair(prompt=text, chosen=chosen + end, rejected=rejected + end, is_chat=not isinstance(prompt, str))
+    if messages is not None:
+        chosen, rejected = (answer_text(messages, answer, text, tools, tokenizer) for answer in (chosen, rejected))
+    return _Pair(prompt=text, chosen=chosen, rejected=rejected, is_chat=messages is not None)
 
 
 def _chat_pair(prompt: Any, chosen: Any, rejected: Any, tools: Sequence[spi.Tool], tokenizer: Tokenizer) -> _Pair:

@@ -10,9 +10,9 @@ from rlcore.spi import Tokenizer
 from rlcore_text.chats.conversation import opened_prompt
 from rlcore_text.chats.images import images_of
 from rlcore_text.chats.messages import read_messages, read_tools
-from rlcore_text.rows.rendering import KeptRows, encode_prompt_texts, end_token, ended
+from rlcore_text.rows.rendering import KeptRows, encode_prompt_texts, end_token, ended, require_no_image_token
 from rlcore_text.rows.row_fields import COMPLETION, PROMPT, read_prompt, tools_beside
-from rlcore_text.tokenizers.turn_ends import turn_end
+from rlcore_text.tokenizers.turn_ends import answer_text
 
 
 def encode_prompts(prompts: Sequence[spi.Observation], tokenizer: Tokenizer) -> list[Sequence[int]]:
@@ -69,18 +69,11 @@ def render_demonstrations(
     of sequence. DataError names a row that lacks one of the two, or is over a limit where that is an error (the end counts as
     part of the completion)."""
     eos, kept = end_token(tokenizer), KeptRows(key, config, rows)
-    ends: dict[bool, str] = {}  # by whether there are tools, which may have a template of their own
     for start, chunk in kept.chunks():
         prompts = _prompt_tokens(rows, chunk, start, key, tokenizer, None)
         images = [prompt_images(row[PROMPT]) for row in chunk]
-        texts = [_completion(rows, row, start + i, config, key) for i, row in enumerate(chunk)]
+        texts = [_completion(rows, row, start + i, config, key, tokenizer) for i, row in enumerate(chunk)]
         chats = [not isinstance(row[PROMPT], str) for row in chunk]
-        for index, row in enumerate(chunk):
-            if chats[index]:
-                tools = read_tools(row.get("tools"))
-                if bool(tools) not in ends:
-                    ends[bool(tools)] = turn_end(read_messages(row[PROMPT]), tools, tokenizer)
-                texts[index] += ends[bool(tools)]
         completions = tokenizer.encode_behind(texts)
         most = (max_prompt_tokens, max_response_tokens)
         for index, completion in enumerate(completions):
@@ -117,12 +110,25 @@ def _row_prompt(rows: Sequence[spi.Row], row: spi.Row, number: int, key: str) ->
     return spi.Observation(text=prompt) if isinstance(prompt, str) else spi.Observation(messages=prompt, tools=tools)
 
 
-def _completion(rows: Sequence[spi.Row], row: spi.Row, number: int, config: DatasetConfig, key: str) -> str:
+def _completion(
+    rows: Sequence[spi.Row], row: spi.Row, number: int, config: DatasetConfig, key: str, tokenizer: Tokenizer
+) -> str:
+    """The text to learn behind the row's prompt."""
     completion = row.get(COMPLETION)
-    if isinstance(completion, str):
-        return completion
+    if isinstance(completion, str) and completion.strip():
+        try:
+            require_no_image_token(completion, tokenizer)
+            if isinstance(row[PROMPT], str):
+                return completion
+            messages, tools = read_messages(row[PROMPT]), read_tools(row.get("tools"))
+            opened = "".join(opened_prompt(messages, tokenizer, tools))
+            return answer_text(messages, completion, opened, tools, tokenizer)
+        except spi.DataError as error:
+            raise spi.DataError(f"{key}: {row_name(rows, number)}: {error}") from error
     name, expected = config.completion_field, "expected the completion to learn, as text"
-    if COMPLETION in row:
+    if isinstance(completion, str):
+        found = f"an empty completion; {expected}. Leave the row out: the policy would learn to say nothing"
+    elif COMPLETION in row:
         found = f"{type(completion).__name__} {completion!r:.60}; {expected}"
     else:
         listed = ", ".join(map(repr, row))

@@ -38,12 +38,22 @@ def chunks_of(rows: Sequence[spi.Row], key: str = "the data") -> Iterator[tuple[
 def encode_prompt_texts(texts: Sequence[str], rendered: Sequence[bool], tokenizer: Tokenizer) -> list[Sequence[int]]:
     """Tokens of each prompt: as they are where a chat template `rendered` it, and otherwise after the beginning-of-sequence
     token where the tokenizer's own settings want one."""
+    for text, is_whole in zip(texts, rendered, strict=True):
+        if not is_whole:
+            require_no_image_token(text, tokenizer)
     prefix = list(tokenizer.prompt_prefix)
     encoded = tokenizer.encode_batch(texts)
     return [
         tokens if is_whole or tokens[: len(prefix)] == prefix else prefix + tokens
         for tokens, is_whole in zip(encoded, rendered, strict=True)
     ]
+
+
+def require_no_image_token(text: str, tokenizer: Tokenizer) -> None:
+    """Refuse, with a DataError, a text with the token that stands for a part of an image in a model of images."""
+    token = getattr(tokenizer, "image_token", None)
+    if token is not None and token in text:
+        raise spi.DataError(f"a text has {token!r}, which stands for a part of an image; expected chat messages with the image")
 
 
 def end_token(tokenizer: Tokenizer) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from attrs import field, frozen
 
 from rlcore.config.data import DatasetConfig
@@ -15,10 +16,12 @@ from rlcore_text.chats.conversation import behind_prompt
 from rlcore_text.chats.images import image_parts
 from rlcore_text.chats.messages import ASSISTANT, IN_LOSS, has_value, read_messages, read_tools, role_of
 from rlcore_text.chats.public_fields import FIELDS, misspelt_column, names_of
-from rlcore_text.rows.row_images import MARK, column_images, has_marks, with_images
+from rlcore_text.rows.row_images import COLUMNS, MARK, column_images, has_marks, holds_image, with_images
 
 PROMPT, COMPLETION = "prompt", "completion"
 _USUAL_PROMPT_FIELDS = ("question", "problem", "instruction", "messages", "input", "query", "text")
+REJECTED = ("rejected_response", "rejected_messages")
+"""ms-swift's columns for the rejected answer beside a chat."""
 MAPPED = tuple(f"{name}_field" for name in ("prompt", "completion", "messages", "chosen", "rejected", "margin"))
 _USUAL = {option: getattr(DatasetConfig(), option) for option in MAPPED}
 _WRITTEN_MESSAGES = re.compile(r"""\s*(\[\s*)?\{\s*(["'])(role|content|from|value|tool_calls)\2\s*:""")
@@ -134,6 +137,9 @@ class RowReader:
                     raise DataError(f"the field {name!r}, which is not read: {one.meaning}. Take it out, or rename it")
                 self.told[name] = one.meaning if self.is_learned else "the environment gets it, and the policy does not see it"
 
+        for name in REJECTED if self.may_be_chats else ():
+            if has_value(row.get(name)) and not self._is_mapped(name):
+                self.told[name] = "preferences alone read it"
         for name, near in ((name, misspelt_column(str(name))) for name in row):
             if near in self._columns and has_value(row[name]) and not has_value(row.get(near)) and not self._is_mapped(name):
                 what = "it is not read" if self.is_learned else "the environment gets it, and the policy does not see it"
@@ -152,8 +158,8 @@ class RowReader:
         """Return whether a field of this name has its public meaning in this row, rather than the recipe's or none."""
         if self._is_mapped(name):
             return False
-        if name == "label":
-            return isinstance(value, bool) and self.may_be_chats
+        if name in ("label", "kto_tag"):
+            return _is_flag(value) and self.may_be_chats
         if name in ("input", "context"):
             return self.config.prompt_field == "instruction"
         return name != "margin" or not self.has_prompts
@@ -164,6 +170,7 @@ class RowReader:
             row["tools"] = read_tools(row["tools"])
         self._tell_of_calls(row)
         images = column_images(row)
+        self._tell_of_images(row)
         place = self.config.messages_field if is_chat else PROMPT
         if images is None and has_marks(row.get(place)):
             self.told[place] = f"it has {MARK}, a place for an image, and rows have no column of images: that stays text"
@@ -189,6 +196,17 @@ class RowReader:
         if _are_messages(row.get(name)):
             row[name] = with_images(row[name], images, self.folder)
 
+    def _tell_of_images(self, row: Mapping[str, Any]) -> None:
+        """Refuse images in columns of other names where rows are learned, with a DataError, and collect notes elsewhere."""
+        for name in row:
+            if name in COLUMNS or self._is_mapped(name) or not holds_image(row[name]):
+                continue
+            if self.is_learned:
+                raise DataError(
+                    f"images in the column {name!r}; expected them in 'images' or 'image'. Rename it, or take it out"
+                )
+            self.told[name] = "it holds images, and the policy does not see them: images stand in 'images' or 'image'"
+
     def _tell_of_written_messages(self, row: Mapping[str, Any]) -> None:
         """Collect notes on texts that are prompts or answers, and hold the JSON of messages."""
         names = [PROMPT, COMPLETION] if self.may_be_chats else [PROMPT]
@@ -209,13 +227,26 @@ class RowReader:
                 self.told[f"function.{name}"] = NULLS
 
     def _read_rejected(self, row: dict[str, Any]) -> None:
-        """Turn ms-swift's chat and rejected answer into a chosen and a rejected chat."""
+        """Turn ms-swift's chat and rejected answer into a chosen and a rejected chat.
+
+        A rejected response stands in place of all that follows the last query, a message of the user's or of a tool's.
+        DataError for several columns of one meaning.
+        """
+        chosen, rejected = self.config.chosen_field, self.config.rejected_field
+        others = [name for name in dict.fromkeys((rejected, *REJECTED)) if has_value(row.get(name))]
+        if len(others) > 1:
+            raise DataError(f"both {others[0]!r} and {others[1]!r}; expected one rejected answer")
         messages: Any = row.get(self.config.messages_field)
-        text = row.get("rejected_response")
-        other = row.get("rejected_messages") or ([{"role": ASSISTANT, "content": text}] if isinstance(text, str) else text)
-        if row.get(self.config.chosen_field) is None and _are_messages(messages) and other:
-            row[self.config.chosen_field] = messages
-            row[self.config.rejected_field] = other if row.get("rejected_messages") else [*messages[:-1], *other]
+        if others and others[0] in REJECTED and rejected not in REJECTED and _are_messages(messages):
+            if has_value(row.get(chosen)):
+                raise DataError(f"both {chosen!r} and {self.config.messages_field!r}; expected one chosen answer")
+            other: Any = row[others[0]]
+            row[chosen] = messages
+            if others[0] == "rejected_response":
+                answer = [{"role": ASSISTANT, "content": other}] if isinstance(other, str) else other
+                queries = [number for number, message in enumerate(messages) if _is_query(message)]
+                other = [*messages[: queries[-1] + 1 if queries else 0], *answer]
+            row[rejected] = other
 
 
 def no_such_field(key: str, where: str, wanted: str, found: Sequence[str], option: str = "prompt_field") -> DataError:
@@ -270,6 +301,16 @@ def tools_beside(prompt: object, row: Mapping[str, Any]) -> tuple[Mapping[str, A
 
 def _are_messages(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _is_flag(value: object) -> bool:
+    """Return whether a value is true or false, in the form of any source: CSV has texts."""
+    return isinstance(value, bool | np.bool_) or (isinstance(value, str) and value.strip().lower() in ("true", "false"))
+
+
+def _is_query(message: object) -> bool:
+    """Return whether an answer follows the message, as ms-swift sees it: not behind its role tool_response."""
+    return role_of(message) == "user" or (isinstance(message, Mapping) and message.get("role") == "tool")
 
 
 def _has_nulls(value: object) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlcore.schema.file_limits import expanded
 from rlcore.spi import DataError
-from rlcore_text.chats.images import image_source
+from rlcore_text.chats.images import image_source, is_image
 from rlcore_text.chats.messages import ASSISTANT, has_value, read_image_part, role_of
 
 COLUMNS = ("images", "image")
@@ -27,6 +27,12 @@ def column_images(row: Mapping[str, Any]) -> list[object] | None:
     return [one for one in value if one is not None] if is_list else [value]
 
 
+def holds_image(value: object) -> bool:
+    """Return whether a cell is an image, or a list that begins with one. A text that is a path alone is none."""
+    first = next(iter(value), None) if isinstance(value, list | tuple) else value
+    return is_image(first) and not (isinstance(first, str) and not first.startswith("data:"))
+
+
 def has_marks(prompt: object) -> bool:
     """Return whether the text of a prompt, or of one of its messages, has a mark."""
     if isinstance(prompt, str):
@@ -40,9 +46,19 @@ def with_images(messages: Sequence[Any], column: Sequence[object] | None, folder
     """Fill the placeholders of messages with the images of the column; relative paths start from `folder`.
 
     Placeholders are parts without an image, or else marks in texts. Without any, all images go before the text of the first
-    user's message. DataError where there are more placeholders than images, or fewer.
+    user's message. DataError where there are more placeholders than images, or fewer, and for a mark in an answer, or beside
+    parts that are images.
     """
     found = [_with_named(message) for message in messages]
+    if column:
+        has_parts = any(map(_has_images, found))
+        for number, message in enumerate(found):
+            is_answer = role_of(message) == ASSISTANT
+            if (is_answer or has_parts) and has_marks([message]):
+                where = "in an answer" if is_answer else "beside places that are parts"
+                raise DataError(
+                    f"{MARK} {where}, in message {number}; expected each image of the column at one place of a prompt"
+                )
     if column is not None:
         if not any(_has_images(message) for message in found):
             found = [_with_marks_as_places(message) for message in found]
@@ -58,15 +74,20 @@ def with_images(messages: Sequence[Any], column: Sequence[object] | None, folder
 
 
 def _parts(message: Any) -> list[Any]:
-    content = message.get("content") if isinstance(message, Mapping) else None
+    content = _content(message) if isinstance(message, Mapping) else None
     return list(content) if isinstance(content, list | tuple) else []
+
+
+def _content(message: Mapping[str, Any]) -> Any:
+    """Return what a message holds, in OpenAI's field or in ShareGPT's."""
+    return message.get("value") if message.get("content") is None else message["content"]
 
 
 def _with_named(message: Any) -> Any:
     """Return the message with each image in one form."""
     if not (parts := _parts(message)):
         return message
-    return {**message, "content": [_named(part) for part in parts]}
+    return _with_content(message, [_named(part) for part in parts])
 
 
 def _named(part: Any) -> Any:
@@ -86,7 +107,7 @@ def _places(message: Any) -> int:
 
 
 def _with_marks_as_places(message: Any) -> Any:
-    """Return the message with a placeholder part for each mark in its text. Marks in answers stay text."""
+    """Return the message with a placeholder part for each mark in its text. Answers have none."""
     if not isinstance(message, Mapping) or role_of(message) == ASSISTANT:
         return message
     split = [piece for part in _parts_and_text(message) for piece in _split(part)]
@@ -95,7 +116,7 @@ def _with_marks_as_places(message: Any) -> Any:
 
 def _parts_and_text(message: Mapping[str, Any]) -> list[Any]:
     """Return the parts of a message; a content of text is one part."""
-    content = message.get("value") if message.get("content") is None else message["content"]
+    content = _content(message)
     return [{"type": "text", "text": content}] if isinstance(content, str) else _parts(message)
 
 
@@ -126,7 +147,7 @@ def _with_places_in_front(messages: Sequence[Any], number: int) -> list[Any]:
 def _filled(message: Any, images: Iterator[object], folder: Path | None) -> Any:
     if not (parts := _parts(message)):
         return message
-    return {**message, "content": [_filled_part(part, images, folder) for part in parts]}
+    return _with_content(message, [_filled_part(part, images, folder) for part in parts])
 
 
 def _filled_part(part: Any, images: Iterator[object], folder: Path | None) -> Any:

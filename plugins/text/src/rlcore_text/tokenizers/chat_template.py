@@ -14,7 +14,7 @@ from rlcore.schema.suggestions import nearest
 from rlcore.spi import DataError
 from rlcore.time_limit import TEMPLATE_S, time_limit
 from rlcore_text.chats.images import Placeholders, image_parts, images_of, shown_message
-from rlcore_text.chats.messages import ASSISTANT, OWN, THOUGHTS, read_messages, thought_of
+from rlcore_text.chats.messages import ASSISTANT, OWN, THOUGHTS, meant_role, read_messages, thought_of
 from rlcore_text.tokenizers.template_operators import bound_operators
 
 TODAY = date(2024, 7, 26)
@@ -117,6 +117,7 @@ class ChatTemplate:
             )
         if any(message.get("tool_calls") for message in messages) and not reads("tool_calls", template):
             raise DataError("a message has tool_calls, but the chat template never shows any. Write them into its content")
+        _require_roles(messages, template)
         conversation = [self._template_message(message, template, tools) for message in messages]
         text = self._render(conversation, tools, answered=answered)
         self._require_fields_shown(conversation, tools, text, answered=answered)
@@ -209,6 +210,16 @@ class ChatTemplate:
                 if form is not conversation or not any(message.get("tool_calls") for message in conversation):
                     raise DataError(f"the chat template refuses the messages {conversation!r:.200}: {error}") from error
         raise AssertionError("the second form returns or raises")
+
+
+def _require_roles(messages: Sequence[Mapping[str, Any]], template: str) -> None:
+    """Refuse, with a DataError, a role that is most likely a slip, unless the template names it."""
+    for role in dict.fromkeys(message["role"] for message in messages):
+        if (meant := meant_role(role)) and not re.search(rf"""(['"]){re.escape(role)}\1""", template):
+            raise DataError(
+                f"a message has the role {role!r:.40}, which the chat template does not name. Did you mean {meant!r}? Rename "
+                "it, or set model.chat_template to one that names the role"
+            )
 
 
 def _probes(message: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -67,6 +67,12 @@ class PretrainedTokenizer:
         processor = load_image_processor(model.path, model.revision, trust_remote_code=model.trust_remote_code)
         return Placeholders(processor=processor, token=token)
 
+    @property
+    def image_token(self) -> str | None:
+        """The text that stands for a part of an image in prompts; None where the model reads text alone."""
+        placeholders = self._chat.placeholders()
+        return None if placeholders is None else placeholders.token
+
     @_left_out.default
     def _special_but_thoughts(self) -> frozenset[int] | None:
         fast = getattr(self.backend, "backend_tokenizer", None)

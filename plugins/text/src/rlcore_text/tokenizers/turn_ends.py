@@ -6,6 +6,7 @@ the answer, and the policy generates it. That token belongs to the answer in eve
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import takewhile
 from typing import Any
 
@@ -13,6 +14,7 @@ from rlcore.spi import DataError, Tokenizer
 from rlcore.thoughts import without_thoughts
 from rlcore_text.chats.conversation import ends_with_answer
 from rlcore_text.chats.messages import ASSISTANT, thought_of
+from rlcore_text.chats.tool_calls import END_OF_THOUGHT, THOUGHT
 from rlcore_text.tokenizers.chat_template import PROBE
 
 Messages = Sequence[Mapping[str, Any]]
@@ -48,6 +50,24 @@ def require_shown(message: Mapping[str, Any], whole: str, opened: str, what: str
     for part, text in (("thought", thought_of(message)), ("content beside the calls", beside)):
         if text.strip() not in answer:
             raise DataError(f"the chat template does not show the {part} of {what}: {text.strip()!r:.60}")
+
+
+def answer_text(messages: Messages, text: str, opened: str, tools: Messages, tokenizer: Tokenizer) -> str:
+    """Return the template's text of an answer that is plain `text`, with its end; `opened` is the text of the prompt's
+    `messages`. The text stays where the messages begin the answer, and where the template would change it. DataError where it
+    leaves a thought open that the template has opened."""
+    if not ends_with_answer(messages):
+        answered = [*messages, {"role": ASSISTANT, "content": text}]
+        with suppress(DataError):  # it takes no such answer
+            whole = tokenizer.render_answered(answered, tools)
+            if whole.startswith(opened) and text.strip() in whole[len(opened) :]:
+                return ended_answer(whole, opened, answered, tools, tokenizer)
+        if opened.rstrip().endswith(THOUGHT) and END_OF_THOUGHT not in text:
+            raise DataError(
+                f"the chat template opens a thought, which {text.strip()!r:.60} does not close; expected {END_OF_THOUGHT} in "
+                "it. Or set model.chat_template, or model.chat_template_kwargs, so that the template opens none"
+            )
+    return text + turn_end(messages, tools, tokenizer)
 
 
 def turn_end(messages: Messages, tools: Messages, tokenizer: Tokenizer) -> str:

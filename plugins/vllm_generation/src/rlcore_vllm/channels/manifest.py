@@ -9,8 +9,7 @@ from attrs import frozen
 from rlcore.spi import LoraSpec, TensorSpec, WeightExport
 from rlcore_torchkit.adapters.lora import linear_layers_of
 from rlcore_torchkit.adapters.lora_targets import adapter_shapes, is_adapter, targeted
-from rlcore_torchkit.architectures.decoders import is_image_model
-from rlcore_torchkit.huggingface.models import checkpoint_shapes
+from rlcore_torchkit.huggingface.models import checkpoint_shapes, empty_model
 from rlcore_torchkit.transformers_import import import_transformers
 
 
@@ -73,11 +72,5 @@ def expected_shapes(hf_config: Any, trust_remote_code: bool) -> dict[str, tuple[
 
 
 def _empty_model(hf_config: Any, trust_remote_code: bool) -> Any:
-    import torch
-
     import_transformers()
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
-    kind: Any = AutoModelForImageTextToText if is_image_model(hf_config.to_dict()) else AutoModelForCausalLM
-    with torch.device("meta"):
-        return kind.from_config(copy.deepcopy(hf_config), trust_remote_code=trust_remote_code)
+    return empty_model(copy.deepcopy(hf_config), str(hf_config.name_or_path), trust_remote_code=trust_remote_code)
