@@ -1,5 +1,7 @@
 """Whose an error is, and what a plugin may not do."""
 
+import signal
+
 import pytest
 
 from rlcore.registry.plugin_errors import (
@@ -52,15 +54,25 @@ def test_what_came_from_outside_is_ctrl_c_or_the_end_that_an_execution_orders() 
         (ValueError(), "ValueError"),
         (ValueError("\nb"), "ValueError"),
         (Wordless(KeyError()), "<its text raises KeyError>"),
+        (
+            Wordless(KeyboardInterrupt()),
+            f"<the text of an error raised KeyboardInterrupt without Ctrl-C (in {__name__}, line 37)>",
+        ),
     ],
 )
 def test_an_error_has_a_first_line_whatever_its_text_does(error: Exception, line: str) -> None:
     assert first_line(error) == line
 
 
+class Interrupting(Exception):
+    def __str__(self) -> str:
+        signal.raise_signal(signal.SIGINT)
+        return "whole"
+
+
 def test_ctrl_c_while_an_error_is_put_into_words_is_ctrl_c() -> None:
     with pytest.raises(KeyboardInterrupt):
-        first_line(Wordless(KeyboardInterrupt()))
+        first_line(Interrupting())
 
 
 class Panic(BaseException):

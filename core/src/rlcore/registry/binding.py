@@ -25,8 +25,8 @@ from rlcore.registry.hooks import (
     observer_problems,
     recorded,
 )
-from rlcore.registry.plugin_errors import attributed, in_time, listing_error
-from rlcore.registry.provider_calls import SLOW, import_object, provider_of, require_arguments
+from rlcore.registry.plugin_errors import SLOW, attributed, in_time, listing_error
+from rlcore.registry.provider_calls import import_object, provider_of, require_arguments
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.spi import capabilities
 from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, StatefulAlgorithm

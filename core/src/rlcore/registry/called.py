@@ -8,7 +8,7 @@ from attrs import frozen
 
 from rlcore.registry.discovery import load_object
 from rlcore.registry.entries import DescribedEntry
-from rlcore.registry.plugin_errors import attributed
+from rlcore.registry.plugin_errors import SLOW, attributed, in_time
 from rlcore.schema.problem import Note, Problem
 from rlcore.spi.errors import PluginError
 from rlcore.spi.provider import group_of
@@ -23,10 +23,11 @@ class CalledEntry(DescribedEntry):
         path = self.paths().get(name)
         if path is None:
             return None
-        function, problem = load_object(EntryPoint(self.name, path, group_of(self.role)), self.label)
+        function, problem = load_object(EntryPoint(self.name, path, group_of(self.role)), self.label, SLOW)
         if problem is not None:
             raise PluginError(f"{self.label} cannot be used: {problem}")
-        with attributed("raised by" if name == self.role else f"raised by the {name} of", self.label):
+        what = "raised by" if name == self.role else f"raised by the {name} of"
+        with attributed(what, self.label), in_time(f"the {name} of {self.label}", SLOW):
             return function(argument)
 
     def check(self, argument: object) -> tuple[Problem | Note, ...]:

@@ -15,7 +15,7 @@ from rlcore.registry.states import named_state, states_of
 from rlcore.registry.version_compatibility import incompatibility
 from rlcore.schema.suggestions import did_you_mean
 from rlcore.spi.provider import FUNCTION_KINDS, GROUPS, ROLES, Provider, Role, group_of
-from rlcore.time_limit import LateError
+from rlcore.time_limit import FalseInterruptError, LateError
 
 
 @frozen(kw_only=True)
@@ -226,20 +226,21 @@ def _loaded(entry: AnyEntry, entry_point: EntryPoint, disabled: _DisableList) ->
     try:
         with quietly(f"the description of {entry.label}"):  # whose defaults are computed
             return entry.holding(loaded)
-    except LateError as error:
+    except (LateError, FalseInterruptError) as error:
         return evolve(entry, error=str(error))
     except BaseException as error:  # whatever its objects raise where they are shown
         return evolve(entry, error=f"its description raised {fault_of(error)}")
 
 
-def load_object(entry_point: EntryPoint, label: str) -> tuple[Any, str | None]:
-    """Import the object that an entry point names. Return the object and None, or None and the reason of the failure."""
+def load_object(entry_point: EntryPoint, label: str, times: float = 1.0) -> tuple[Any, str | None]:
+    """Import the object that an entry point names, in `times` the usual seconds. Return the object and None, or None and the
+    reason of the failure."""
     if problem := incompatibility(entry_point.dist):
         return None, problem
     if EntryPoint.pattern.match(entry_point.value) is None:
         return None, f"the entry point names {entry_point.value!r}; expected package.module:attribute"
     try:
-        with quietly(f"the import of {label}"):
+        with quietly(f"the import of {label}", times):
             return entry_point.load(), None
     # An import may raise anything, such as SystemExit, or the BaseException of a panic in Rust. It must not end the listing.
     except BaseException as error:
@@ -258,7 +259,7 @@ def _unknown_groups(installed: EntryPoints) -> Iterator[str]:
 
 def _import_failure(entry_point: EntryPoint, error: BaseException) -> str:
     """Return the error of an import, with the innermost module and line that raised it."""
-    if isinstance(error, LateError):
+    if isinstance(error, LateError | FalseInterruptError):
         return f"import failed: {error}"
     frames = [(frame.f_globals.get("__name__", ""), line) for frame, line in walk_tb(error.__traceback__)]
     places = [(name, line) for name, line in frames if name != __name__ and not name.startswith("importlib")]

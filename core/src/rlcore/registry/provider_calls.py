@@ -9,16 +9,13 @@ from attrs import evolve
 
 from rlcore.registry.discovery import Entry
 from rlcore.registry.hooks import arguments_problem
-from rlcore.registry.plugin_errors import attributed, fault_of, in_time
+from rlcore.registry.plugin_errors import SLOW, attributed, fault_of, in_time
 from rlcore.spi.context import CheckContext, ModelSpec
 from rlcore.spi.errors import Note, PluginError, Problem
 from rlcore.spi.planning import PlanContext, PlanOption
 from rlcore.spi.provider import Provider
 from rlcore.spi.tools import ParseToolCalls
 from rlcore.time_limit import loading
-
-SLOW = 10.0
-"""Multiple of the usual time limit for an import of a backend: torch and engines load slowly from some disks."""
 
 
 def max_concurrent(entry: Entry, config: object) -> int | None:
@@ -63,8 +60,9 @@ def engine_tool_parser(entry: Entry, model: ModelSpec, name: str) -> ParseToolCa
     path = provider_of(entry).tool_parser
     if path is None:
         return None
-    with attributed("raised by tool_parser of", entry.label):
-        found = import_object(entry, path)(name, model)
+    parser = import_object(entry, path)
+    with attributed("raised by tool_parser of", entry.label), in_time(f"tool_parser of {entry.label}", SLOW):
+        found = parser(name, model)
     if found is not None and not callable(found):
         raise PluginError(f"{entry.label}: tool_parser returned {found!r:.60}; expected a function of text and tools, or None")
     return cast("ParseToolCalls | None", found)

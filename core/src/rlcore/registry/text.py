@@ -1,14 +1,17 @@
 """The installed tokenizers and renderers, ranked by priority."""
 
-from importlib import import_module
+from importlib.metadata import EntryPoint
 from typing import Any, ClassVar, Literal
 
 from attrs import frozen
 
 from rlcore.published_plugins import remedy_for
+from rlcore.registry.discovery import load_object
 from rlcore.registry.entries import DescribedEntry
-from rlcore.registry.plugin_errors import attributed
+from rlcore.registry.plugin_errors import SLOW, attributed, in_time
 from rlcore.registry.ranked import highest
+from rlcore.spi.errors import PluginError
+from rlcore.spi.provider import group_of
 from rlcore.spi.text import TextProvider
 
 
@@ -29,6 +32,8 @@ def text_backend(role: Literal["tokenizer", "renderer"]) -> Any:
     the reason of each that is installed and the line that installs one."""
     chosen = highest(TextEntry, role, "reads the text of a run", remedy_for(role))
     assert chosen.provider is not None
-    module, _, name = chosen.provider.backend.partition(":")
-    with attributed("raised as it was built:", chosen.label):
-        return getattr(import_module(module), name)()
+    backend, problem = load_object(EntryPoint(chosen.name, chosen.provider.backend, group_of(role)), chosen.label, SLOW)
+    if problem is not None:
+        raise PluginError(f"{chosen.label} cannot be used: {problem}")
+    with attributed("raised as it was built:", chosen.label), in_time(f"the building of {chosen.label}", SLOW):
+        return backend()
