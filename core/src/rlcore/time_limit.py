@@ -95,7 +95,8 @@ def _true_interrupts(what: str, is_main: bool) -> Iterator[None]:
         arrived.append(number)
         handlers[number](number, frame)
 
-    for number in (signal.SIGINT, signal.SIGTERM) if is_main else ():
+    watched: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+    for number in watched:
         if callable(handler := signal.getsignal(number)):
             handlers[number] = handler
             signal.signal(number, note)

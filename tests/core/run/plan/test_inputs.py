@@ -121,7 +121,7 @@ def test_rows_that_do_not_come_are_named(
 def test_prompts_that_json_cannot_hold_do_not_overlap(prepared: Callable[..., RunPlan]) -> None:
     plan = prepared("data.train.source=environment", "data.evaluation.source=environment", "data.on_overlap=error")
     rows: list[Row] = [{"prompt": {1: "a", "b": 2}}, {"prompt": "a:"}]  # keys that cannot be sorted
-    plan.environment.rows = lambda split: rows  # type: ignore[union-attr, method-assign, assignment]  # noqa: ARG005
+    plan.environment.rows = lambda split: rows  # type: ignore[union-attr, method-assign, assignment]
     with pytest.raises(DataError, match="1 of 2 held-out"), load_inputs(plan, FakeTokenizer()):
         pass
 

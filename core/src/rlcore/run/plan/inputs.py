@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import chain, compress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,12 +93,10 @@ class Inputs:
 
 
 @contextmanager
-def load_inputs(
-    prepared: RunPlan, tokenizer: Tokenizer | None = None, *, replay_schedule: Path | None = None, resume: bool = False
-) -> Iterator[Inputs]:
-    """Read and check all data; the collector is closed at the end. `replay_schedule` is that of the run to be repeated."""
+def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None, *, resume: bool = False) -> Iterator[Inputs]:
+    """Read and check all data; the collector is closed at the end."""
     recipe = prepared.recipe
-    if replay_schedule is not None and prepared.algorithm.needs.source != "rollouts":
+    if prepared.replay_schedule is not None and prepared.algorithm.needs.source != "rollouts":
         found, expected = f"algorithm {recipe.algorithm.name!r}, which learns from a data set", "one that learns from samples"
         raise ConfigError([Problem(path="--replay-schedule", found=found, expected=expected)])
     tokenizer = tokenizer or tokenizers().load_tokenizer(recipe.model)
@@ -108,9 +105,7 @@ def load_inputs(
     with ExitStack() as stack:
         collector = None
         if prepared.environment is not None:
-            context = CollectorContext(
-                plan=prepared, tokenizer=tokenizer, vocab_size=vocab_size, replay_schedule=replay_schedule, resume=resume
-            )
+            context = CollectorContext(plan=prepared, tokenizer=tokenizer, vocab_size=vocab_size, resume=resume)
             collector = stack.enter_context(closing(build_collector(context)))
         observe = collector.observe if collector is not None and prepared.resets_cheaply else None
         train_sets = data_sets(prepared, "train")
