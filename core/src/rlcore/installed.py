@@ -9,9 +9,12 @@ from importlib import metadata
 from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, EntryPoint, EntryPoints
 from itertools import accumulate
+from pathlib import Path
 
 from attrs import frozen
 from packaging.utils import canonicalize_name
+
+from rlcore.time_limit import LateError, loading
 
 FILE = "entry_points.txt"
 DISABLE_VARIABLE = "RLCORE_DISABLE_PLUGINS"
@@ -30,7 +33,8 @@ class Installed:
 def installed_entry_points() -> Installed:
     """Every entry point; where the file of one distribution cannot be read, those of all others."""
     try:
-        found = metadata.entry_points()
+        with loading("the search for installed packages"):
+            found = metadata.entry_points()
     except Exception:  # of whatever kind importlib's parser stumbles with, over the one malformed file of all that it reads
         return _one_by_one()
     return Installed(entry_points=EntryPoints(point for group in found.groups for point in found.select(group=group)))
@@ -88,7 +92,8 @@ def _one_by_one() -> Installed:
             continue  # the first on the path is the one that counts
         seen.add(canonicalize_name(name))
         try:
-            points += distribution.entry_points
+            with loading(f"the reading of {FILE} of {name}"):
+                points += distribution.entry_points
         except Exception as error:
             where = f"{FILE} of {name} {version} in {distribution.locate_file('')}"
             warnings.append(
@@ -100,7 +105,7 @@ def _one_by_one() -> Installed:
 def _malformation(distribution: Distribution, error: Exception) -> str:
     """The first line that is neither a section nor `name = value`, or else what reading it raised."""
     try:
-        lines = (distribution.read_text(FILE) or "").splitlines()
+        lines = [] if isinstance(error, LateError) else (distribution.read_text(FILE) or "").splitlines()
     except (OSError, ValueError):
         lines = []
     for number, line in enumerate(map(str.strip, lines), 1):
@@ -109,10 +114,27 @@ def _malformation(distribution: Distribution, error: Exception) -> str:
     return f"{type(error).__name__}: {error}. Reinstall {distribution.name}"
 
 
-@lru_cache
 def _name_and_version(distribution: Distribution) -> tuple[str, str]:
-    declared = distribution.metadata  # parsed anew each time it is asked for
-    return declared["Name"] or "unknown", declared["Version"] or "unknown"
+    return _described(distribution)[:2]
+
+
+@lru_cache
+def _described(distribution: Distribution) -> tuple[str, str, str]:
+    """Return a distribution's name and version, and what is wrong with its METADATA."""
+    try:
+        with loading("the search for installed packages"):
+            declared = distribution.metadata  # parsed anew each time it is asked for
+            return declared["Name"] or "unknown", declared["Version"] or "unknown", ""
+    except Exception as error:  # it is no UTF-8, or no file that can be read
+        name, _, version = Path(str(getattr(distribution, "_path", ""))).stem.partition("-")
+        fault = f"METADATA of {name} {version} cannot be read: {type(error).__name__}: {error}. Reinstall {name}"
+        return name or "unknown", version or "unknown", fault
+
+
+def unreadable_metadata(entry_points: EntryPoints) -> list[str]:
+    """Return a warning for each distribution of rlcore's entry points whose METADATA cannot be read."""
+    owners = (point.dist for point in entry_points if point.group.startswith("rlcore.") and point.dist is not None)
+    return list(dict.fromkeys(fault for one in owners if (fault := _described(one)[2])))
 
 
 def disabled_by_variable() -> list[str]:

@@ -102,6 +102,18 @@ def test_a_plugin_that_ends_the_process_has_failed() -> None:
     assert str(raised.value).startswith(f"raised by the check of generator 'acme': found SystemExit(0) in {__name__}, line ")
 
 
+def test_an_error_of_a_plugin_that_another_one_calls_stays_its_own() -> None:
+    error = ValueError("no")
+    with (
+        pytest.raises(ValueError, match="no"),
+        attributed("raised by", "collector 'b'"),
+        attributed("raised by", "generator 'a'"),
+    ):
+        raise error
+    assert owner_of(error) == "generator 'a'"
+    assert error.__notes__ == ["raised by generator 'a'"]
+
+
 def test_an_exit_that_was_never_raised_has_no_place() -> None:
     assert "found SystemExit('no'), which" in str(exit_error("build", SystemExit("no")))
 

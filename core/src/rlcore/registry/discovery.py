@@ -7,7 +7,14 @@ from typing import Any, ClassVar
 
 from attrs import evolve, field, frozen
 
-from rlcore.installed import core_entry_points, disabled_by_variable, distribution_of, installed_entry_points, matching
+from rlcore.installed import (
+    core_entry_points,
+    disabled_by_variable,
+    distribution_of,
+    installed_entry_points,
+    matching,
+    unreadable_metadata,
+)
 from rlcore.registry.entries import AnyEntry, ChannelEntry, DataSourceEntry, DescribedEntry, Installed, quietly
 from rlcore.registry.plugin_errors import fault_of, listing_error
 from rlcore.registry.provider_checks import observer_config, observer_error, provider_problems
@@ -169,6 +176,7 @@ def discover(disable: Sequence[str] = ()) -> Registry:
     disabled.matched.update(too_late)
     warnings = (
         *found.warnings,
+        *unreadable_metadata(found.entry_points),
         *disabled.unmatched(known),
         *(f"plugins.disable does not disable {spec!r}, which RLCORE_DISABLE_PLUGINS alone does" for spec in too_late),
         *_unknown_groups(found.entry_points),

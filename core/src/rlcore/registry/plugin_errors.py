@@ -101,7 +101,7 @@ def attributed(what: str, owner: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:  # a panic in a native library is no Exception
-        if is_outside(error):
+        if is_outside(error) or owner_of(error) not in (None, owner):  # of a plugin that this one has called
             raise
         if isinstance(error, SystemExit):
             raise exit_error(f"{what} {owner}", error) from error

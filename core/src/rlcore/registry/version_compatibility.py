@@ -21,7 +21,10 @@ def incompatibility(distribution: Distribution | None) -> str | None:
     """
     if distribution is None:
         return None
-    found = list(dict.fromkeys(_incompatibilities(distribution, set())))
+    try:
+        found = list(dict.fromkeys(_incompatibilities(distribution, set())))
+    except (OSError, ValueError) as error:
+        return f"the METADATA of its package, or of one that it requires, cannot be read: {type(error).__name__}: {error}"
     if not found:
         return None
     return f"{'; '.join(found)}. Install versions that fit together: all of rlcore's packages of one version do"
