@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from rlcore.installed import is_installed
+from rlcore.installed import installed_entry_points, is_installed
 from rlcore.registry.discovery import discover
 from rlcore.registry.selection import ChosenPlugin, load_chosen
 
@@ -64,6 +64,16 @@ def test_a_distribution_seen_on_two_paths_counts_once(installer, tmp_path, monke
     installer.trainer("mine")
     monkeypatch.setattr(sys, "path", [str(installer.folder), str(tmp_path / "site"), *sys.path])
     assert len(discover().of("trainer")) == 1
+
+
+def test_distributions_are_read_again_as_one_comes_or_goes_and_not_before(installer, monkeypatch):
+    installer.trainer("first")
+    found = installed_entry_points()
+    assert installed_entry_points() is found
+    installer.trainer("second")
+    assert {"first", "second"} <= installed_entry_points().entry_points.names
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(installer.folder)])
+    assert installed_entry_points().entry_points.names.isdisjoint({"first", "second"})
 
 
 def test_a_module_is_there_where_it_can_be_found_or_was_made_by_hand(monkeypatch):

@@ -1,7 +1,5 @@
 """Which responses give the right answer, in all the ways that numbers and LaTeX are written."""
 
-import time
-
 import pytest
 
 from rlcore_math.answers import judge
@@ -356,11 +354,13 @@ def test_what_is_not_the_number(form):
 
 
 @pytest.mark.parametrize("form", LONG)
-def test_long_and_deep_answers_cost_no_time(form):
-    start = time.process_time()
-    assert judge("42", f"\\boxed{{{form}}}", require_boxed=False) == "wrong"
-    assert judge("x^2", f"\\boxed{{{form}}}", require_boxed=False) == "wrong"
-    assert time.process_time() - start < 2.0
+@pytest.mark.parametrize("reference", ["42", "x^2"])
+def test_long_and_deep_answers_cost_no_time(reference, form, count_calls):
+    judge(reference, "\\boxed{41}", require_boxed=False)  # what is imported at the first one
+    verdicts = []
+    calls = count_calls(lambda: verdicts.append(judge(reference, f"\\boxed{{{form}}}", require_boxed=False)))
+    assert verdicts == ["wrong"]
+    assert calls < 50_000
 
 
 @pytest.mark.parametrize("response", ["", "I do not know", "five"])

@@ -184,9 +184,12 @@ def test_a_head_of_others_that_stands_still_is_told(
 class GivenUp:
     """A cluster that has given this node up, and the signals that are sent."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         import ray
 
+        self._capsys = capsys
+        self.said = ""
+        """On stderr, by the time at which the raylet is ended."""
         self.is_over = threading.Event()
         self.killed: list[int] = []
         self.when_asked: Callable[[], object] = lambda: None
@@ -205,14 +208,17 @@ class GivenUp:
         self.when_asked()
         return [{"NodeID": "there", "Alive": True}, {"NodeID": "here", "Alive": False}]
 
-    def _send(self, process: int, _: int) -> None:
+    def _send(self, process: int, number: int) -> None:
+        if not number:  # asks whether it may
+            return
+        self.said = self._capsys.readouterr().err
         fields = Path(f"/proc/self/fdinfo/{process}").read_text().split()
         self.killed.append(int(fields[fields.index("Pid:") + 1]))
 
 
 @pytest.fixture
-def given_up(monkeypatch: pytest.MonkeyPatch) -> GivenUp:
-    return GivenUp(monkeypatch)
+def given_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> GivenUp:
+    return GivenUp(monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -222,6 +228,8 @@ def test_a_raylet_that_is_given_up_as_the_run_ends_is_let_be(raylet: str, ends: 
         given_up.when_asked = given_up.is_over.set
     raylet_watchdog.end_where_it_stands_still(raylet, given_up.is_over)
     assert given_up.killed == ([] if ends else [os.getpid()])
+    # Ray's core ends this process as soon as its raylet is gone: nothing is said after that.
+    assert (raylet_watchdog.ENDED in given_up.said) == (not ends)
 
 
 def test_a_raylet_that_was_started_in_the_place_of_the_one_that_is_gone_is_let_be(

@@ -23,7 +23,7 @@ DISABLE_VARIABLE = "RLCORE_DISABLE_PLUGINS"
 
 @frozen(kw_only=True)
 class Installed:
-    """The entry points that are installed."""
+    """The entry points of rlcore's groups that are installed."""
 
     entry_points: EntryPoints
     warnings: tuple[str, ...] = ()
@@ -31,13 +31,33 @@ class Installed:
 
 
 def installed_entry_points() -> Installed:
-    """Every entry point; where the file of one distribution cannot be read, those of all others."""
+    """The entry points in groups of rlcore; where the file of one distribution cannot be read, those of all others. They are
+    read again when a folder on sys.path changes, as by an installer."""
+    return _read(tuple(map(_state_of, sys.path)), tuple(map(id, sys.meta_path)))
+
+
+def _state_of(folder: str) -> tuple[int, ...]:
+    """Return what changes as distributions come into a folder or leave it."""
+    try:
+        state = os.stat(folder or ".")
+    except OSError:
+        return ()
+    return state.st_dev, state.st_ino, state.st_mtime_ns
+
+
+@lru_cache(maxsize=8)
+def _read(_path: tuple[tuple[int, ...], ...], _finders: tuple[int, ...]) -> Installed:
     try:
         with loading("the search for installed packages"):
             found = metadata.entry_points()
     except Exception:  # of whatever kind importlib's parser stumbles with, over the one malformed file of all that it reads
         return _one_by_one()
-    return Installed(entry_points=EntryPoints(point for group in found.groups for point in found.select(group=group)))
+    groups = filter(_is_own, found.groups)
+    return Installed(entry_points=EntryPoints(point for group in groups for point in found.select(group=group)))
+
+
+def _is_own(group: str) -> bool:
+    return group.startswith("rlcore.")
 
 
 @lru_cache
@@ -93,7 +113,7 @@ def _one_by_one() -> Installed:
         seen.add(canonicalize_name(name))
         try:
             with loading(f"the reading of {FILE} of {name}"):
-                points += distribution.entry_points
+                points += (point for point in distribution.entry_points if _is_own(point.group))
         except Exception as error:
             where = f"{FILE} of {name} {version} in {distribution.locate_file('')}"
             warnings.append(
@@ -132,8 +152,8 @@ def _described(distribution: Distribution) -> tuple[str, str, str]:
 
 
 def unreadable_metadata(entry_points: EntryPoints) -> list[str]:
-    """Return a warning for each distribution of rlcore's entry points whose METADATA cannot be read."""
-    owners = (point.dist for point in entry_points if point.group.startswith("rlcore.") and point.dist is not None)
+    """Return a warning for each distribution of entry points whose METADATA cannot be read."""
+    owners = (point.dist for point in entry_points if point.dist is not None)
     return list(dict.fromkeys(fault for one in owners if (fault := _described(one)[2])))
 
 

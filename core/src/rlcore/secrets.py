@@ -81,6 +81,7 @@ def keep_secrets(table: Mapping[str, Any]) -> None:
                 keep_secret(str(one))
 
 
+@lru_cache(maxsize=4096)  # all variables of the environment are asked about for each text that is masked
 def is_secret_name(name: str) -> bool:
     """Return whether a key of a recipe, or an environment variable, of this name holds a secret."""
     return _NAME.fullmatch(name) is not None or (name.isupper() and _VARIABLE.fullmatch(name) is not None)
@@ -161,15 +162,19 @@ def unset_problems(section: str, names: Iterable[str]) -> list[Problem]:
 
 
 def _without_values(text: str) -> str:
-    known = _known()
+    text = _pattern_of(frozenset(_known())).sub(MASK, text)
+    return FORMATS.sub(MASK, _without_forms(LOGIN.sub(MASK, text), ALWAYS))
+
+
+@lru_cache(maxsize=8)
+def _pattern_of(known: frozenset[str]) -> re.Pattern[str]:
+    """Return a pattern of these secrets in any spelling, and of the beginnings of those that were cut off."""
     values = known | {word for one in known if len(word := _SCHEME.sub("", one)) >= MIN_KEPT}
     patterns = [_spelled(one) for one in sorted(values, key=len, reverse=True)]
-    for one in known:
-        if len(one) >= 2 * MIN_CHARACTERS and "://" not in one:
-            patterns.append(re.escape(one[: len(one) // 2]) + r"[\w+/=-]*")  # one that was cut off
-    if patterns:
-        text = re.sub("|".join(patterns), MASK, text)
-    return FORMATS.sub(MASK, _without_forms(LOGIN.sub(MASK, text), ALWAYS))
+    patterns += (
+        re.escape(one[: len(one) // 2]) + r"[\w+/=-]*" for one in known if len(one) >= 2 * MIN_CHARACTERS and "://" not in one
+    )
+    return re.compile("|".join(patterns) or r"(?!)")
 
 
 def _without_forms(text: str, patterns: Iterable[re.Pattern[str]]) -> str:
@@ -182,7 +187,6 @@ def _known() -> set[str]:
     return {*kept_secrets, *_of_environment(), *_of_command_line()}
 
 
-@lru_cache
 def _spelled(value: str) -> str:
     """Return a pattern of a secret as texts, addresses, JSON, HTML, Python and shells write it, encoded once or twice, and of
     its base64 and hexadecimal forms within longer ones."""

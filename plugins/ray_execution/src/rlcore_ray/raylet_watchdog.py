@@ -151,12 +151,15 @@ def _end(pid: int, process: int) -> None:
     if handle.poll(0):
         return  # it has ended
     try:
-        signal.pidfd_send_signal(process, signal.SIGKILL)
+        signal.pidfd_send_signal(process, 0)
     except PermissionError:
         done = NOT_ENDED
     else:
         done = ENDED
+    # First, since Ray's core ends this process as soon as its raylet is gone.
     print(f"{STANDS_STILL.format(pid=pid)} {done}", file=sys.stderr, flush=True)
+    if done is ENDED:
+        signal.pidfd_send_signal(process, signal.SIGKILL)
 
 
 @contextmanager
