@@ -177,7 +177,7 @@ def test_a_reply_of_another_form_is_an_error_of_the_judge(
 
 def test_the_limit_of_time_is_for_the_whole_reply(endpoint: Endpoint) -> None:
     endpoint.body, endpoint.pause_s = replied("Score: 5"), 0.05
-    with pytest.raises(RewardError, match="the reply had not come in 0.2 s"):
+    with pytest.raises(RewardError, match=r"reply .* 0\.2 s"):
         judged(endpoint, max_attempts=1, timeout_s=0.2)
 
 

@@ -114,7 +114,7 @@ def test_rows_that_do_not_come_are_named(
     with load_inputs(plan, FakeTokenizer()) as inputs:
         late = evolve(inputs, train_sets=[evolve(one, rows=LateRows(one.rows)) for one in inputs.train_sets])
         monkeypatch.setattr("rlcore.time_limit.load_seconds", lambda: 0.005)
-        with pytest.raises(PluginError, match=r"taking .*rows .*of data\.train took longer than 0\.05 s"):
+        with pytest.raises(PluginError, match=r"rows .*data\.train.* 0\.05 s"):
             read(late)
 
 
