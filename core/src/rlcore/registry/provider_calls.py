@@ -15,7 +15,7 @@ from rlcore.spi.errors import Note, PluginError, Problem
 from rlcore.spi.planning import PlanContext, PlanOption
 from rlcore.spi.provider import Provider
 from rlcore.spi.tools import ParseToolCalls
-from rlcore.time_limit import loading
+from rlcore.time_limit import FalseInterruptError, LateError, loading
 
 
 def max_concurrent(entry: Entry, config: object) -> int | None:
@@ -99,8 +99,10 @@ def require_arguments(entry: Entry, what: str, function: Callable[..., Any]) -> 
 
 def _called(entry: Entry, name: str, function: Callable[..., Any], *arguments: object) -> Any:
     try:
-        with loading(f"`{name}` of {entry.label}", SLOW):
+        with loading(f"{name} of {entry.label}", SLOW):
             return function(*arguments)
+    except (LateError, FalseInterruptError) as error:
+        raise _own_error(entry, str(error)) from error
     except BaseException as error:
         raise _own_error(entry, f"its function `{name}` raised {fault_of(error)}") from error
 
