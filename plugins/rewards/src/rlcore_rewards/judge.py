@@ -105,11 +105,12 @@ class JudgeBackend:
 
         loop, config = asyncio.get_running_loop(), self._config
         if loop not in self._clients:
+            http_client: Any = bounded_client(config.timeout_s)  # openai 2 types it by httpx, 3 by httpx2, and takes both
             self._clients[loop] = AsyncOpenAI(
                 base_url=config.base_url,
                 api_key="none" if config.api_key_env is None else keep_secret(os.environ.get(config.api_key_env, "")),
                 timeout=config.timeout_s,
-                http_client=bounded_client(config.timeout_s),
+                http_client=http_client,
                 max_retries=config.max_attempts - 1,
             )
         return self._clients[loop]
