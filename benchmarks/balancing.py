@@ -18,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 from response_lengths import draw_lengths
 
-from rlcore.run.train_step.microbatches import plan_ranks, sequence_costs
+from rlcore.run.train_step.minibatches import plan_ranks, sequence_costs
 from rlcore.spi.arrays import Int64Array
 
 Plan: TypeAlias = list[list[Int64Array]]

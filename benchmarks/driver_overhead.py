@@ -25,7 +25,7 @@ from rlcore.spi import GenerateRequest, GenerateResult, hookimpl
 from rlcore.spi.arrays import Int64Array
 from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER, FakeTokenizer
 from rlcore.testing.fakes.generator import FakeGenerator
-from rlcore_rollout import collector
+from rlcore_rollout import sampler
 from rlcore_rollout.episode_group import EpisodeGroup
 from rlcore_rollout.episode_run import EpisodeRun
 
@@ -128,7 +128,7 @@ class StepSeconds(Progress):
 
 def measure(num_rollouts: int, num_turns: int, num_steps: int) -> tuple[float, float]:
     """Median CPU seconds of a step outside the backends, and those of them that its episodes take."""
-    collector.EpisodeRun = TimedEpisodes  # type: ignore[attr-defined]
+    sampler.EpisodeRun = TimedEpisodes  # type: ignore[attr-defined]
     backends = BackendSeconds()
     registry = Registry.from_providers(
         {

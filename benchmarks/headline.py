@@ -184,7 +184,7 @@ def figures(work: Work, steps: list[dict[str, float]]) -> dict[str, float]:
     own["other"] = own["total"] - sum(value for name, value in own.items() if name != "total")
     for name in ("trainer_idle", "generator_idle"):
         own[name] = median(step[f"time/{name}_s"] / step["time/total_s"] for step in steps)
-    own["mean_tokens"] = median(step["mean_generated_tokens"] for step in steps)
+    own["mean_tokens"] = median(step["response_length_mean"] for step in steps)
     tokens = work.num_samples * (work.prompt_length + own["mean_tokens"])
     squared = work.num_samples * median(step["environment/squared_length"] for step in steps)
     forward = forward_flops(work.shape, tokens, squared)

@@ -93,8 +93,8 @@ def run_rlcore(trainer: str, seed: int, settings: Settings, work: Path, model: s
         def step(self, step: int, metrics: Mapping[str, float]) -> None:
             if step > 0:
                 record.step(metrics["time/total_s"], metrics["reward_mean"])
-            if "evaluation/pass@1" in metrics:
-                record.evaluated(metrics["evaluation/pass@1"])
+            if "eval/pass@1" in metrics:
+                record.evaluated(metrics["eval/pass@1"])
             if step == 0:
                 record.started()
                 turns.together()
@@ -127,7 +127,7 @@ def run_rlcore(trainer: str, seed: int, settings: Settings, work: Path, model: s
         "training.prompts_per_step": settings.num_prompts,
         "training.max_tokens_per_microbatch": 16384,
         "optimizer.learning_rate": settings.learning_rate,
-        "offload.generator_sleeps": False,  # as TRL's default is
+        "offload.generator_sleep_mode": False,  # as TRL's default is
         "evaluation.every_n_steps": settings.evaluate_every,
     }
     if settings.generator == "vllm":

@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve
 from trainer_plans import plan_context
 
-from rlcore.run.data.seeds import Stream
+from rlcore.run.data.prompt_stream import Stream
 from rlcore_plan.devices import DEVICES
 from rlcore_rollout.schedule import Schedule, SchedulePolicy
 from rlcore_rollout.step_plans import Draws

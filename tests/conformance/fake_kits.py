@@ -12,11 +12,10 @@ from rlcore.spi import GlobalCounts, LossInputs, LossSpec, ModelSpec, Provider, 
 from rlcore.spi.arrays import Int32Array
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
 from rlcore.testing.fakes.generator import OWN_SCALE
-from rlcore.testing.fakes.policy import NAMES, NUM_POSITIONS, ORIGIN, POSITION, TRANSITION, make_weights
+from rlcore.testing.fakes.policy import NAMES, NUM_POSITIONS, ORIGIN, POSITION, TRANSITION, VALUES_PATH, make_weights
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 from rlcore.testing.fakes.tokenizer import VOCABULARY_SIZE, FakeTokenizer
 from rlcore.testing.fakes.trainer import FakeTrainerConfig
-from rlcore.testing.fakes.values import VALUES_PATH
 from rlcore_conformance.algorithm import AlgorithmConformance
 from rlcore_conformance.algorithms.loss_values import EvaluateLoss, Figures, HeldConstants, LossValue
 from rlcore_conformance.environment import EnvironmentConformance

@@ -5,7 +5,7 @@ from attrs import evolve
 from mutants import killed_by
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, GROUP_IDS, WEIGHT_VERSIONS
-from rlcore.testing.fakes import algorithm, loss
+from rlcore.testing.fakes import algorithm
 from rlcore.testing.fakes.algorithm import FakeAlgorithm, FakeAlgorithmConfig
 
 
@@ -218,79 +218,79 @@ def scaled(output, factor):
     }
     return evolve(
         output,
-        loss=loss.FakeLoss(value=factor * found.value, **grads),
+        loss=algorithm.FakeLoss(value=factor * found.value, **grads),
         sums={name: factor * value for name, value in output.sums.items()},
     )
 
 
 def mean_of_the_microbatch(inputs, config):
     own = max(int(inputs.loss_mask.sum()), 1)
-    return scaled(loss.fake_policy_gradient(inputs, config), inputs.counts.num_loss_tokens / own)
+    return scaled(algorithm.fake_policy_gradient(inputs, config), inputs.counts.num_loss_tokens / own)
 
 
 def sequences_weigh_by_their_place(inputs, config):
     weights = np.repeat(1.0 + np.arange(len(inputs.offsets) - 1), np.diff(inputs.offsets)).astype(np.float32)
     columns = {**inputs.token_columns, ADVANTAGES: inputs.token_columns[ADVANTAGES] * weights}
-    return loss.fake_policy_gradient(evolve(inputs, token_columns=columns), config)
+    return algorithm.fake_policy_gradient(evolve(inputs, token_columns=columns), config)
 
 
 def metric_of_the_microbatch(inputs, config):
     share = max(int(inputs.loss_mask.sum()), 1) / inputs.counts.num_loss_tokens
-    output = loss.fake_policy_gradient(inputs, config)
+    output = algorithm.fake_policy_gradient(inputs, config)
     return evolve(output, sums={name: value / share for name, value in output.sums.items()})
 
 
 def counts_ignored(inputs, config):
-    output = loss.fake_policy_gradient(inputs, config)
+    output = algorithm.fake_policy_gradient(inputs, config)
     return scaled(output, inputs.counts.num_loss_tokens / 40)
 
 
 def divided_twice(inputs, config):
-    return scaled(loss.fake_policy_gradient(inputs, config), 1 / inputs.counts.num_loss_sequences)
+    return scaled(algorithm.fake_policy_gradient(inputs, config), 1 / inputs.counts.num_loss_sequences)
 
 
 def gradient_halved(inputs, config):
-    output = loss.fake_policy_gradient(inputs, config)
+    output = algorithm.fake_policy_gradient(inputs, config)
     return evolve(output, loss=evolve(output.loss, logprob_grads=output.loss.logprob_grads / 2))
 
 
 def gradient_of_the_first_tokens(inputs, config):
-    output = loss.fake_policy_gradient(inputs, config)
+    output = algorithm.fake_policy_gradient(inputs, config)
     grads = output.loss.logprob_grads.copy()
     grads[inputs.offsets[1:] - 1] = 0.0
     return evolve(output, loss=evolve(output.loss, logprob_grads=grads))
 
 
 def gradient_without_the_ratio(inputs, config):
-    output = loss.fake_policy_gradient(inputs, config)
+    output = algorithm.fake_policy_gradient(inputs, config)
     ratio = np.exp(inputs.logprobs - inputs.previous_logprobs)
     return evolve(output, loss=evolve(output.loss, logprob_grads=output.loss.logprob_grads / ratio))
 
 
 def entropy_pulled_down(inputs, config):
-    output = loss.fake_policy_gradient(inputs, config)
+    output = algorithm.fake_policy_gradient(inputs, config)
     return evolve(output, loss=evolve(output.loss, entropy_grads=-output.loss.entropy_grads))
 
 
 def mask_ignored(inputs, config):
     weights = 1.0 / inputs.counts.num_loss_tokens
-    output = loss.fake_policy_gradient(inputs, config)
+    output = algorithm.fake_policy_gradient(inputs, config)
     found, extra = output.loss, np.where(inputs.loss_mask, 0.0, weights)
     value = found.value + float((extra * inputs.logprobs).sum())
     return evolve(output, loss=evolve(found, value=value, logprob_grads=found.logprob_grads + extra))
 
 
 def constant_added(inputs, config):
-    output = loss.fake_policy_gradient(inputs, config)
+    output = algorithm.fake_policy_gradient(inputs, config)
     return evolve(output, loss=evolve(output.loss, value=output.loss.value + 1.0))
 
 
 def metric_of_the_loop(inputs, config):
-    return with_metric(loss.fake_policy_gradient(inputs, config), "reward_mean")
+    return with_metric(algorithm.fake_policy_gradient(inputs, config), "reward_mean")
 
 
 def metric_of_the_trainer(inputs, config):
-    return with_metric(loss.fake_policy_gradient(inputs, config), "importance_ratio")
+    return with_metric(algorithm.fake_policy_gradient(inputs, config), "importance_ratio")
 
 
 def with_metric(output, name):
@@ -298,7 +298,7 @@ def with_metric(output, name):
 
 
 def metric_without_tokens(inputs, config):
-    output = loss.fake_policy_gradient(inputs, config)
+    output = algorithm.fake_policy_gradient(inputs, config)
     with np.errstate(all="ignore"):
         mean = np.float64(inputs.logprobs[inputs.loss_mask].sum()) / inputs.loss_mask.sum()
     return evolve(output, maxima={"logprob_mean": float(mean)})
@@ -413,8 +413,8 @@ class RejectedAnswersChosen(FakeAlgorithm):
 
 
 def unlikelihood(inputs, config):
-    return scaled(loss.fake_likelihood(inputs, config), -1.0)
+    return scaled(algorithm.fake_likelihood(inputs, config), -1.0)
 
 
 def rejected_first(inputs, config):
-    return scaled(loss.fake_preference(inputs, config), -1.0)
+    return scaled(algorithm.fake_preference(inputs, config), -1.0)

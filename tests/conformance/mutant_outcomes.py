@@ -17,6 +17,11 @@ MODULES = (
     "mutant_algorithms",
     "mutant_environments",
     "mutant_sinks",
+    "mutant_channels",
+    "mutant_executions",
+    "mutant_collectors",
+    "mutant_loop_observers",
+    "mutant_texts",
 )
 
 

@@ -2,12 +2,15 @@
 
 import mutant_algorithms  # noqa: F401 - registers its mutants
 import mutant_channels
+import mutant_collectors
 import mutant_environments  # noqa: F401 - registers its mutants
 import mutant_executions
 import mutant_generators  # noqa: F401 - registers its mutants
+import mutant_loop_observers
 import mutant_optimizers  # noqa: F401 - registers its mutants
 import mutant_ranks  # noqa: F401 - registers its mutants
 import mutant_sinks
+import mutant_texts
 import mutant_trainers  # noqa: F401 - registers its mutants
 import pytest
 from attrs import evolve
@@ -26,7 +29,15 @@ from rlcore.testing.fakes.environment import FakeEnvironment
 from rlcore.testing.fakes.generator import FakeGenerator
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 from rlcore.testing.fakes.trainer import FakeTrainer
-from rlcore_conformance import ChannelConformance, ExecutionConformance, SinkConformance
+from rlcore_conformance import (
+    ChannelConformance,
+    CollectorConformance,
+    ExecutionConformance,
+    LoopObserverConformance,
+    RendererConformance,
+    SinkConformance,
+    TokenizerConformance,
+)
 
 KITS = {
     RankedFakeTrainer: (FakeTrainerConformance, FAKE_RANKED_TRAINER),
@@ -36,6 +47,10 @@ KITS = {
     FakeEnvironment: (FakeEnvironmentConformance, FAKE_ENVIRONMENT),
     mutant_executions.OwnProcess: (ExecutionConformance, mutant_executions.PROVIDER),
     mutant_sinks.LastFigures: (SinkConformance, mutant_sinks.PROVIDER),
+    mutant_collectors.Episodes: (CollectorConformance, mutant_collectors.PROVIDER),
+    mutant_loop_observers.Counts: (LoopObserverConformance, mutant_loop_observers.PROVIDER),
+    mutant_texts.Loads: (TokenizerConformance, mutant_texts.TOKENIZERS),
+    mutant_texts.Renders: (RendererConformance, mutant_texts.RENDERER),
 }
 """The kit and the provider by what a mutant is made from; the first that fits counts."""
 FIXTURES = {"options": "config", "timeout_s": "timeout_s"}
@@ -55,8 +70,11 @@ def make_class(name, mutant):
     if issubclass(mutant, ChannelSender | ChannelReceiver):
         return make_channel_class(name, mutant)
     kit, provider = next(found for base, found in KITS.items() if issubclass(mutant, base))
-    declared = provider.capabilities | getattr(mutant, "declares", frozenset())
-    mutated = evolve(provider, backend=f"{mutant.__module__}:{mutant.__name__}", capabilities=declared)
+    field = next(name for name in ("backend", "collector", "observer") if hasattr(provider, name))
+    changes = {field: f"{mutant.__module__}:{mutant.__name__}"}
+    if hasattr(provider, "capabilities"):
+        changes["capabilities"] = provider.capabilities | getattr(mutant, "declares", frozenset())
+    mutated = evolve(provider, **changes)
     others = [check for check in dir(kit) if check.startswith("test_") and check != mutant.killed_by]
     assert hasattr(kit, mutant.killed_by), f"{name} names no check of the kit: {mutant.killed_by}"
     given = {

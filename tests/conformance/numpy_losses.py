@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from rlcore.spi import ADVANTAGES, LossInputs, LossOutput
-from rlcore.testing.fakes.loss import FakeLoss
+from rlcore.testing.fakes.algorithm import FakeLoss
 from rlcore_conformance.references.probe import (
     LARGEST_SURPRISE,
     LARGEST_VALUE,

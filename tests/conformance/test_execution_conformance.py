@@ -3,11 +3,11 @@
 import pytest
 from attrs import evolve
 
-from rlcore.run.execution.provider import IN_PROCESS
+from rlcore.registry.own_plugins import EXECUTION
 from rlcore_conformance import ExecutionConformance
 
 
 class TestInProcess(ExecutionConformance):
     @pytest.fixture
     def provider(self):
-        return evolve(IN_PROCESS, name="again")
+        return evolve(EXECUTION, name="again")

@@ -109,7 +109,7 @@ def test_the_command_measures_what_an_endpoint_has(rlcore_server, tmp_path):
     assert [one.exit_code for one in found] == [0, 0], found[1].output
     expected, measured = (json.loads(one.stdout) for one in found)
     assert measured == expected
-    assert measured["evaluation/failed"] == 0.0
+    assert measured["eval/failed"] == 0.0
     file = tokenizer / "tokenizer.json"
     content = json.loads(file.read_text())
     words = content["model"]["vocab"]

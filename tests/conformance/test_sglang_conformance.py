@@ -45,7 +45,7 @@ class SglangConformance(GeneratorConformance):
 class TestSglang(SglangConformance):
     @pytest.fixture
     def config(self):
-        return SglangConfig(max_cached_tokens=16384)
+        return SglangConfig(max_total_tokens=16384)
 
     @pytest.fixture
     def channel(self):
@@ -83,7 +83,10 @@ class TestSglangCuda(SglangConformance):
     @pytest.fixture
     def config(self):
         return SglangConfig(
-            max_cached_tokens=16384, memory_fraction=0.1, max_running_requests=64, engine={"disable_prefill_cuda_graph": True}
+            max_total_tokens=16384,
+            mem_fraction_static=0.1,
+            max_running_requests=64,
+            engine={"disable_prefill_cuda_graph": True},
         )
 
 

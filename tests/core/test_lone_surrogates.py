@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.lone_surrogates import lone_surrogate
+from rlcore.schema.printable import lone_surrogate
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))

@@ -15,7 +15,7 @@ from rlcore.cli.main import cli
 from rlcore.installed import is_installed
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
-from rlcore.run.report.timeline import read_timeline
+from rlcore.run.report.timing import read_timeline
 from rlcore.run.storage.checkpoint import LOOP_STATE, MANIFEST, read_loop_state
 from rlcore.run.storage.resuming import newest
 from rlcore.run.storage.run_directory import RunDirectory

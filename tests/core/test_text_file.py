@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rlcore.reading import read_text_file
 from rlcore.spi import DataError
-from rlcore.text_file import read_text_file
 
 TEXT = b'{"prompt": "1+1="}\n'
 

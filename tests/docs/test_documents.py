@@ -140,4 +140,4 @@ def test_readmes_environment_trains(example, tmp_path):
     prepared = prepare(tmp_path / "recipe.toml", [f"run.directory={tmp_path}"], registry=registry)
     summary = train(prepared, resume=False, progress=Progress(), tokenizer=FakeTokenizer())
     assert summary["steps"] == 30
-    assert summary["last_step"]["evaluation/reward_mean"] > 0.5
+    assert summary["last_step"]["eval/reward_mean"] > 0.5

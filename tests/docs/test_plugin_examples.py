@@ -16,7 +16,7 @@ from data_support import rows_of_file
 from markdown_blocks import ROOT, write_files
 
 from rlcore.cli.main import cli
-from rlcore.registry.collectors import collector
+from rlcore.registry.run_parts import collector
 from rlcore.spi import ChannelOptions, DataError, ReceiverRank, installed_data_sources
 from rlcore_torchkit.testing.models import make_model
 

@@ -16,5 +16,5 @@ def test_the_program_runs_and_is_measured(tmp_path, monkeypatch, capsys):
     assert after >= 0.5, "the page says that most answers are right"
     [following] = [block.text for block in blocks(DOCUMENT) if block.language == "python" and not block.file_name]
     exec(following, names)
-    last = names["run"].metrics["evaluation/pass@1"][-1]
+    last = names["run"].metrics["eval/pass@1"][-1]
     assert capsys.readouterr().out.splitlines()[-1] == str(float(last))

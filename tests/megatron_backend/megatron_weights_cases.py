@@ -330,7 +330,7 @@ WRITES = (check_megatron_checkpoint, check_longer_vocabulary)
 
 def from_checkpoint(directory: Path, folder: Path, layout: ParallelLayout) -> dict[str, Tensor]:
     with opened(directory, layout) as model:
-        load_initial(model.parts, model.hf, model.spec, MegatronConfig(checkpoint=str(folder)), layout)
+        load_initial(model.parts, model.hf, model.spec, MegatronConfig(pretrained_checkpoint=str(folder)), layout)
         return model.exported()
 
 

@@ -105,11 +105,11 @@ def test_sizes_tables_and_model_are_judged_at_once(texts) -> None:
         context={"world_size": 3, "max_sequence_length": 999, "replays_routing": True},
         tensor_parallel=3,
         ddp={"nothing": 1},
-        checkpoint="/nowhere",
+        pretrained_checkpoint="/nowhere",
     )
     for part in ("max_position_embeddings", "tensor_parallel 3 for 4 attention heads", "ddp.nothing"):
         assert any(part in text for text in found), part
-    for part in ("rollout.replay_routing: found true", f"{SECTION}.checkpoint: found /nowhere, which is not there"):
+    for part in ("rollout.replay_routing: found true", f"{SECTION}.pretrained_checkpoint: found /nowhere, which is not there"):
         assert any(part in text for text in found), part
 
 
@@ -189,8 +189,8 @@ def test_a_checkpoint_has_to_be_megatrons(texts, tmp_path: Path) -> None:
     root = tmp_path / "megatron"
     (root / "iter_0000100").mkdir(parents=True)
     expected = "expected a Megatron distributed checkpoint: a directory whose metadata.json names the format torch_dist"
-    assert texts(checkpoint=str(root)) == [
-        f"{SECTION}.checkpoint: found {root} with no readable metadata.json; {expected}. "
+    assert texts(pretrained_checkpoint=str(root)) == [
+        f"{SECTION}.pretrained_checkpoint: found {root} with no readable metadata.json; {expected}. "
         f"Name the directory of one iteration, such as {root / 'iter_0000100'}"
     ]
     metadata = root / "iter_0000100" / "metadata.json"
@@ -200,13 +200,15 @@ def test_a_checkpoint_has_to_be_megatrons(texts, tmp_path: Path) -> None:
         ('{"sharded_backend": "zarr"}', "format zarr"),
     ):
         metadata.write_text(content)
-        assert texts(checkpoint=str(metadata.parent)) == [
-            f"{SECTION}.checkpoint: found {metadata.parent} with {found}; {expected}"
+        assert texts(pretrained_checkpoint=str(metadata.parent)) == [
+            f"{SECTION}.pretrained_checkpoint: found {metadata.parent} with {found}; {expected}"
         ]
-    assert texts(checkpoint=str(metadata)) == [f"{SECTION}.checkpoint: found {metadata}, a file; {expected}"]
+    assert texts(pretrained_checkpoint=str(metadata)) == [
+        f"{SECTION}.pretrained_checkpoint: found {metadata}, a file; {expected}"
+    ]
     metadata.write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')
-    assert texts(checkpoint=str(metadata.parent)) == []
-    assert texts(checkpoint=str(metadata.parent), conversion_cache=True) == [
+    assert texts(pretrained_checkpoint=str(metadata.parent)) == []
+    assert texts(pretrained_checkpoint=str(metadata.parent), conversion_cache=True) == [
         f"{SECTION}.conversion_cache: found true with checkpoint; expected one of the two. With checkpoint, nothing is "
         "converted from model.path"
     ]
@@ -216,7 +218,7 @@ def test_what_megatron_writes_is_accepted(texts, tmp_path: Path) -> None:
     from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 
     save_config(CheckpointingConfig(sharded_backend="torch_dist"), str(tmp_path))
-    assert texts(checkpoint=str(tmp_path)) == []
+    assert texts(pretrained_checkpoint=str(tmp_path)) == []
 
 
 def test_the_cache_is_made_nowhere_by_the_check(texts, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,9 +197,9 @@ def test_an_engine_that_breaks_megatron_is_named_with_the_one_to_install(check, 
             "streams an output that is freed while it is sent arrives wrong",
         ),
         (
-            'trainer.megatron.checkpoint="/nowhere"',
-            "trainer.megatron.checkpoint: found /nowhere, which is not there; expected a Megatron distributed checkpoint: a "
-            "directory whose metadata.json names the format torch_dist",
+            'trainer.megatron.pretrained_checkpoint="/nowhere"',
+            "trainer.megatron.pretrained_checkpoint: found /nowhere, which is not there; expected a Megatron distributed "
+            "checkpoint: a directory whose metadata.json names the format torch_dist",
         ),
         ("trainer.megatron.fp8=true", "trainer.megatron.fp8: found true on cpu; expected false. Float8 needs a GPU"),
     ],

@@ -30,5 +30,5 @@ def test_they_are_those_of_the_model_and_kept_where_the_recipe_says_so(
 def test_a_checkpoint_of_megatron_lm(directory: Path, model: Opened, tmp_path: Path, prefix: str) -> None:
     load(model, MegatronConfig())
     write_as_megatron(tmp_path / "megatron", model, prefix)
-    load(model, MegatronConfig(checkpoint=str(tmp_path / "megatron")))
+    load(model, MegatronConfig(pretrained_checkpoint=str(tmp_path / "megatron")))
     assert_equal(model.exported(), in_files(directory))

@@ -57,7 +57,7 @@ def test_a_weight_without_a_head_is_refused(directory):
         ({"fp8": True}, "fp8"),
         ({"transformer_engine": True}, "transformer_engine"),
         ({"conversion_cache": True}, "conversion_cache"),
-        ({"checkpoint": "elsewhere"}, "checkpoint"),
+        ({"pretrained_checkpoint": "elsewhere"}, "pretrained_checkpoint"),
     ],
 )
 def test_options_that_do_not_go_with_a_head(directory, options, path, tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ def run(directory: Path, uri: str, steps: list[int], summary: dict | None) -> No
     for step in steps:
         sample = LoggedSample(group=step, prompt="2+2=", response="4", reward=1.0, advantage=None)
         opened.log_samples(step, [sample])
-        opened.log(step, {"loss": step / 2, "evaluation/pass@1": 0.25, "entropy": float("nan")})
+        opened.log(step, {"loss": step / 2, "eval/pass@1": 0.25, "entropy": float("nan")})
     opened.close(summary)
 
 
@@ -44,7 +44,7 @@ def test_a_run_that_failed_is_resumed_as_the_same_run_without_repeated_steps(tmp
     assert found.data.params == {"run.name": "first", "optimizer.learning_rate": "0.5"}
     history = client.get_metric_history(found.info.run_id, "loss")
     assert [(metric.step, metric.value) for metric in history] == [(0, 0.0), (1, 0.5), (2, 1.0), (3, 1.5)]
-    assert set(found.data.metrics) == {"loss", "evaluation/pass_at_1"}
+    assert set(found.data.metrics) == {"loss", "eval/pass_at_1"}
     artifacts = Path(found.info.artifact_uri.removeprefix("file://"))
     assert json.loads((artifacts / "summary.json").read_text()) == {"steps": 3}
     assert (artifacts / "recipe.toml").read_text() == RECIPE

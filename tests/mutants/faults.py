@@ -146,7 +146,7 @@ FAULTS = (
     # Groups that are replaced
     Fault(
         "failures of replaced groups are told of a step's samples",
-        "rlcore_rollout.collector",
+        "rlcore_rollout.sampler",
         "num_samples=len(numbers), replaced={})",
         "num_samples=len(numbers))",
         "tests/rollout/test_masked_failures.py::test_failures_below_the_bound_are_said_with_reason_and_count",
@@ -275,8 +275,8 @@ FAULTS = (
     Fault(
         "every step draws the same samples",
         "rlcore_rollout.sources",
-        "draws=Draws((self._seed, Stream.ROLLOUTS, step + 1), len(indices), self._collector.samples_per_prompt),",
-        "draws=Draws((self._seed, Stream.ROLLOUTS), len(indices), self._collector.samples_per_prompt),",
+        "draws=Draws((self._seed, Stream.ROLLOUTS, step + 1), len(indices), self._sampler.samples_per_prompt),",
+        "draws=Draws((self._seed, Stream.ROLLOUTS), len(indices), self._sampler.samples_per_prompt),",
         "tests/rollout/test_sources.py::test_no_two_steps_draw_alike",
     ),
     Fault(
@@ -288,21 +288,21 @@ FAULTS = (
     ),
     Fault(
         "groups are dealt out sample by sample",
-        "rlcore_rollout.collector",
+        "rlcore_rollout.sampler",
         "sequence_columns={spi.GROUP_IDS: np.repeat(np.arange(len(groups), dtype=np.int32), self.samples_per_prompt)},",
         "sequence_columns={spi.GROUP_IDS: np.sort(np.arange(len(valid), dtype=np.int32) % 7 % len(groups))},",
         WITH_KL,
     ),
     Fault(
         "a sample gets its neighbour's reward",
-        "rlcore_rollout.collector",
+        "rlcore_rollout.sampler",
         "rewards=np.where(valid, rewards, 0.0).astype(np.float32),",
         "rewards=np.roll(np.where(valid, rewards, 0.0), 1).astype(np.float32),",
         WITH_KL,
     ),
     Fault(
         "the prompt takes part in the loss",
-        "rlcore_rollout.collector",
+        "rlcore_rollout.sampler",
         "loss_mask = versions != NOT_GENERATED",
         "loss_mask = np.diff(np.r_[-1, np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))]) == 0",
         WITH_KL,
@@ -310,7 +310,7 @@ FAULTS = (
     # Samples of several versions
     Fault(
         "a version's span begins a token early",
-        "rlcore_rollout.collector",
+        "rlcore_rollout.sampler",
         "spi.WEIGHT_VERSIONS: versions,",
         "spi.WEIGHT_VERSIONS: np.where(loss_mask, np.maximum(versions, np.r_[versions[1:], versions[-1:]]), versions),",
         GOING_ON.format("trainer-kl-whole-1-behind-wait"),
@@ -366,7 +366,7 @@ FAULTS = (
     ),
     Fault(
         "tokens beyond the bound keep the generator's log-probabilities",
-        "rlcore.run.train_step.rescoring",
+        "rlcore.run.train_step.scorers",
         "batch = batch.with_token_column(GENERATION_LOGPROBS, np.where(is_old, present, generated))",
         "assert len(present) == len(generated)",
         GOING_ON.format("generation-kl-whole-1-behind-rescore"),
@@ -834,21 +834,21 @@ FAULTS = (
     ),
     Fault(
         "no episode was cut off",
-        "rlcore_rollout.collector",
+        "rlcore_rollout.sampler",
         "truncated=truncated,",
         "truncated=np.zeros_like(truncated),",
         PPO,
     ),
     Fault(
         "an answer's reward is the value before its end",
-        "rlcore_reward.loss",
+        "rlcore_reward_model.loss",
         "pairs = inputs.values[inputs.offsets[1:] - 1].view(-1, 2)",
         "pairs = inputs.values[inputs.offsets[1:] - 2].view(-1, 2)",
         "tests/system/test_reward_models.py::test_a_reward_model_learns_as_an_independent_computation_does[fsdp2]",
     ),
     Fault(
         "the tokens that samples were chosen among are forgotten",
-        "rlcore_rollout.collector",
+        "rlcore_rollout.sampler",
         "parts += [spi.SamplingMask.whole(first + start - end), mask]",
         "parts += [spi.SamplingMask.whole(first + start - end), spi.SamplingMask.whole(len(mask))]",
         "tests/oracle/test_grpo_oracle.py::test_truncated_sampling[fsdp2-1-updates-generation-kl-top-p-masked]",
@@ -862,7 +862,7 @@ FAULTS = (
     ),
     Fault(
         "every row of a mix has the first environment",
-        "rlcore.run.plan.mixed_environment",
+        "rlcore.run.data.mixes",
         "return self.of_set.get(str(row.get(DATA_SET)), next(iter(self.backends)))",
         "return next(iter(self.backends))",
         "tests/system/test_mixed_data.py::test_each_set_has_its_share_and_its_environment",
@@ -897,14 +897,14 @@ FAULTS = (
     ),
     Fault(
         "a step's rows count for the sets of the next step's",
-        "rlcore.run.train_step.example_source",
+        "rlcore.run.train_step.held_out",
         "return () if self.names_of is None else self.names_of(self.examples.rows[self.stream.indices(step - 1)])",
         "return () if self.names_of is None else self.names_of(self.examples.rows[self.stream.indices(step)])",
         MIXED_SFT,
     ),
     Fault(
         "rows that are left out move the others into another set",
-        "rlcore.run.train_step.example_source",
+        "rlcore.run.train_step.held_out",
         "return () if self.names_of is None else self.names_of(self.examples.rows[self.stream.indices(step - 1)])",
         "return () if self.names_of is None else self.names_of(self.stream.indices(step - 1))",
         MIXED_SFT,
@@ -1081,7 +1081,7 @@ FAULTS = (
     ),
     Fault(
         "samples are trained on with each other's images",
-        "rlcore_rollout.collector",
+        "rlcore_rollout.sampler",
         'images=tuple(of["images"])',
         'images=tuple(of["images"][::-1])',
         ANY_ORDER,
@@ -1597,7 +1597,7 @@ FAULTS = (
     ),
     Fault(
         "a schedule that the trainer replaces is told with its own figure",
-        "rlcore.run.plan.schedule_notes",
+        "rlcore.run.plan.checks",
         'if any(note.startswith("schedule: ") for note in plan.notes):',
         "if False:",
         "tests/core/run/plan/test_schedule_notes.py::test_nothing_is_said_of_a_schedule_that_the_trainer_replaces",

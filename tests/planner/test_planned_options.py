@@ -135,7 +135,7 @@ def test_it_is_what_the_trainer_leaves_while_it_is_idle(resolved, offload: str, 
 
 
 def test_beside_an_engine_that_stays_awake_it_is_what_the_peak_leaves(resolved) -> None:
-    plan = resolved("offload.generator_sleeps=false")
+    plan = resolved("offload.generator_sleep_mode=false")
     assert share(plan) == rounded(TRAINER_SHARE * 80 * GIB - 30 * GIB)
     assert "stays awake (weights 20.0, activations 10.0)" in note(plan)
     sleepless = evolve(FAKE_GENERATOR, capabilities=FAKE_GENERATOR.capabilities - {capabilities.RESIDENCY})
@@ -206,7 +206,7 @@ def test_an_environment_on_the_devices_is_left_what_it_has(resolved) -> None:
     plan = resolved(registry=judged)
     assert share(plan) == rounded((71 - 20 - 8) * GIB)
     assert 'offload.trainer = "none", the environment fake has 8.0, and 43.0 can be given to engines' in note(plan)
-    awake = resolved("offload.generator_sleeps=false", registry=judged)
+    awake = resolved("offload.generator_sleep_mode=false", registry=judged)
     assert share(awake) == rounded(TRAINER_SHARE * 80 * GIB - 30 * GIB - 8 * GIB)
 
 

@@ -61,7 +61,7 @@ def test_plugins_of_every_role_are_looked_at():
         "rlcore_sft",
         "rlcore_dpo",
         "rlcore_ppo",
-        "rlcore_reward",
+        "rlcore_reward_model",
         "rlcore_distill",
         "rlcore_math",
         "rlcore_shapes",

@@ -7,7 +7,7 @@ import pytest
 
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "jsonpickle"}
 BETWEEN_PROCESSES = {
-    "core/src/rlcore/run/execution/plugins.py": "options, from the driver to its workers",
+    "core/src/rlcore/run/execution/context.py": "options, from the driver to its workers",
     "plugins/ray_execution/src/rlcore_ray/failures.py": "errors, from a worker to its driver",
     "plugins/ray_execution/src/rlcore_ray/worker.py": "the tokenizer, from the driver",
     "plugins/workers/src/rlcore_workers/process.py": "requests and answers, by a pipe",

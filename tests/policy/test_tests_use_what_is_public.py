@@ -14,7 +14,7 @@ REACHES = {
     "transformers_generation/test_engine_streams.py": {"_cache", "_generation", "_kinds"},
     "vllm_generation/test_backend.py": {"_changed", "_core", "_hand_out", "_num_starts", "_replicas", "_waiting"},
     "vllm_generation/test_backend_start_order.py": {"_start"},
-    "vllm_generation/test_process.py": {"_child", "_collector", "_config", "_end", "_replicas"},
+    "vllm_generation/test_process.py": {"_child", "_receiver", "_config", "_end", "_replicas"},
     "vllm_generation/test_transfer_gpu.py": {"_child"},
     "vllm_generation/test_transfer_processes.py": {"_child"},
 }

@@ -177,7 +177,7 @@ def test_few_files_touch_a_token_between_the_generators_answer_and_the_loss(
     assert walk.ended
     assert {
         "rlcore_torchkit/generation.py",
-        "rlcore_rollout/collector.py",
+        "rlcore_rollout/sampler.py",
         "rlcore_torchkit/head/logprobs.py",
     } <= walk.touched
     told = re.search(r"In one process, (\d+) files\s+read\s+or change a token", (root / "docs" / "design.md").read_text())

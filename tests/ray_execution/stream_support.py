@@ -16,7 +16,7 @@ from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, ExportWeightsRequest, Fi
 from rlcore.spi.arrays import offsets_of
 from rlcore.spi.execution import Backends, Minibatch, RefitCommand
 from rlcore.testing.fakes import FakeTokenizer
-from rlcore.testing.fakes.loss import FakePolicyGradientConfig
+from rlcore.testing.fakes.algorithm import FakePolicyGradientConfig
 from rlcore_ray.pool import open_pool
 from rlcore_ray.pool_groups import PoolGenerator
 from rlcore_rollout.episode import Completion, CompletionRequest
@@ -28,7 +28,7 @@ LIMIT = 20000
 """More tokens than a fake makes while a test does its part."""
 PROMPTS = [np.array([prompt + 1], np.int32) for prompt in range(6)]
 LOSS = LossSpec(
-    path="rlcore.testing.fakes.loss:fake_policy_gradient", config=FakePolicyGradientConfig(), token_columns=(ADVANTAGES,)
+    path="rlcore.testing.fakes.algorithm:fake_policy_gradient", config=FakePolicyGradientConfig(), token_columns=(ADVANTAGES,)
 )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from rlcore.run.plan.generator_placement import ranks_per_generator
+from rlcore.run.plan.channel import ranks_per_generator
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import CheckContext, ConfigError, PluginError, RankInfo
 from rlcore_ray.config import RayConfig
@@ -108,7 +108,7 @@ def test_a_run_in_one_process_imports_no_ray(prepared: Prepare) -> None:
     script = f"""
 import sys
 from pathlib import Path
-from rlcore.run.plan.generator_placement import ranks_per_generator
+from rlcore.run.plan.channel import ranks_per_generator
 from rlcore.run.report.progress import Progress
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.train import train

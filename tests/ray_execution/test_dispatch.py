@@ -8,7 +8,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.run.train_step.microbatches import group_offsets
+from rlcore.run.train_step.minibatches import group_offsets
 from rlcore.spi import (
     ROUTED_EXPERTS,
     FinishReason,

@@ -9,7 +9,7 @@ from typing import Any
 import pandas
 import pytest
 
-from rlcore.run.report.timeline import read_timeline
+from rlcore.run.report.timing import read_timeline
 from rlcore.spi import SetResidencyRequest, SetResidencyResult
 from rlcore_ray.pool_groups import PoolTrainer
 
@@ -52,9 +52,9 @@ def test_the_figures_are_those_of_one_process(run: Run, tmp_path: Path, layout: 
     watched = {path.name: path.read_text() for path in (runs / "pool").glob("watch-*")}
     assert watched == {f"watch-{rank}": "seen" for rank in range(NUM_RANKS[layout])}, "by each rank"
     spans = read_timeline(runs / "pool" / "timeline.jsonl")
-    of_ranks = {(span.step, len(span.seconds)) for span in spans if (span.lane, span.name) == ("trainer", "train_step")}
+    of_ranks = {(span.step, len(span.seconds)) for span in spans if (span.role, span.name) == ("trainer", "train_step")}
     assert of_ranks == {(step, NUM_RANKS[layout]) for step in range(1, 5)}, "of each rank"
-    assert {"train", "refit"} <= {span.name for span in spans if span.lane == "driver"}
+    assert {"train", "refit"} <= {span.name for span in spans if span.role == "driver"}
     assert "this is rank 0" in (runs / "pool" / "logs" / "rank-0.log").read_text()
 
 

@@ -25,7 +25,7 @@ from rlcore.spi import (
     hookimpl,
 )
 from rlcore.spi.arrays import Int64Array, offsets_of
-from rlcore.testing.fakes.loss import FakePolicyGradientConfig
+from rlcore.testing.fakes.algorithm import FakePolicyGradientConfig
 from rlcore.testing.fakes.providers import FAKE_TRAINER
 from rlcore.testing.fakes.trainer import FakeTrainer, FakeTrainerConfig
 from rlcore_ray.dispatch import Dispatch
@@ -83,7 +83,7 @@ def batch_of(lengths: list[int]) -> TokenBatch:
 
 def loss(*columns: str) -> LossSpec:
     return LossSpec(
-        path="rlcore.testing.fakes.loss:fake_policy_gradient", config=FakePolicyGradientConfig(), token_columns=columns
+        path="rlcore.testing.fakes.algorithm:fake_policy_gradient", config=FakePolicyGradientConfig(), token_columns=columns
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.spi import ConfigError
-from rlcore.spi.optimizer import ScheduleSpec
+from rlcore.spi.context import ScheduleSpec
 from rlcore_import.recipe import ImportedRecipe
 
 from .nemo_recipes import grpo, reported

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from rlcore_replay.replayed_run import ReplaySchedule
 from rlcore_replay.rollout_trace import RolloutTrace, wrong_with
-from rlcore_rollout.rollout_trace import GroupRecord, SampleRecord, StepRecord
 from rlcore_rollout.schedule import Position, Schedule, SchedulePolicy
+from rlcore_rollout.trace_records import GroupRecord, SampleRecord, StepRecord
 
 policies = st.builds(
     lambda **options: SchedulePolicy(**options),

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore_replay.rollout_trace import RolloutTrace, differing, wrong_with
-from rlcore_rollout.rollout_trace import GroupRecord, SampleRecord, StepRecord
+from rlcore_rollout.trace_records import GroupRecord, SampleRecord, StepRecord
 
-from ..rollout.test_rollout_trace import samples  # type: ignore[import-not-found]
+from ..rollout.test_trace_records import samples  # type: ignore[import-not-found]
 
 
 @given(sample=samples, data=st.data())

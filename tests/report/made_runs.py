@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from rlcore.run.report.timeline import Span, append_timeline
-from rlcore.run.report.timing import STEP_PHASES
+from rlcore.run.report.timing import STEP_PHASES, Span, append_timeline
 
 NASTY = "</script><script>alert(1)</script><!-- & \u2028 {{data}} "
 """What would end a script, begin a comment, break a line of JavaScript, or be filled in."""
@@ -27,9 +26,9 @@ def make_run(path: Path, num_steps: int, *, every: int = 10, num_figures: int = 
     for step in range(every, num_steps + 1, every):
         parquet.write_table(rollouts(step, samples, tokens, random), path / "rollouts" / f"step-{step:06d}.parquet")
     spans = [
-        Span(step=step, lane=lane, name=name, start=10.0 * step + at, seconds=seconds)
+        Span(step=step, role=role, name=name, start=10.0 * step + at, seconds=seconds)
         for step in range(1, num_steps + 1)
-        for lane, name, at, seconds in (
+        for role, name, at, seconds in (
             ("driver", "generation", 0.0, (4.0,)),
             ("driver", "train", 4.0, (5.0,)),
             ("trainer", "train_step", 4.0, (4.0, 5.0)),

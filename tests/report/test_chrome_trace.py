@@ -1,13 +1,13 @@
 """Traces in Chrome's format: where each span stands, and of which process and thread it is."""
 
-from rlcore.run.report.timeline import Span
+from rlcore.run.report.timing import Span
 from rlcore_report.chrome_trace import chrome_trace
 
 SPANS = [
-    Span(step=1, lane="driver", name="generation", start=1000.5, seconds=(1.5,)),
-    Span(step=1, lane="driver", name="train", start=1002.0, seconds=(0.25,)),
-    Span(step=1, lane="trainer", name="train_step", start=1002.0, seconds=(0.2, 0.25)),
-    Span(step=2, lane="driver", name="checkpoint", start=1003.0, seconds=(0.5,)),
+    Span(step=1, role="driver", name="generation", start=1000.5, seconds=(1.5,)),
+    Span(step=1, role="driver", name="train", start=1002.0, seconds=(0.25,)),
+    Span(step=1, role="trainer", name="train_step", start=1002.0, seconds=(0.2, 0.25)),
+    Span(step=2, role="driver", name="checkpoint", start=1003.0, seconds=(0.5,)),
 ]
 
 

@@ -54,7 +54,7 @@ def test_live_display_shows_phase_step_and_figures(tmp_path: Path) -> None:
     assert "set-up" in shown()
     live.started(tmp_path, 2, 10)
     live.phase("evaluation")
-    live.step(2, {"evaluation/pass@1": 0.25})
+    live.step(2, {"eval/pass@1": 0.25})
     live.phase("generation")
     live.step(3, STEP)
     live.step(4, {**STEP, "reward_mean": 0.75})
@@ -148,7 +148,7 @@ def test_a_reader_that_leaves_does_not_end_the_run(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_reports_the_whole_curve(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    lines = [{"step": step, "reward_mean": step / 50, "mean_generated_tokens": 100.0} for step in range(1, 41)]
+    lines = [{"step": step, "reward_mean": step / 50, "response_length_mean": 100.0} for step in range(1, 41)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     progress = ReportedProgress()
     progress.started(tmp_path, 39, 40)

@@ -66,7 +66,7 @@ def test_the_policy_allows_what_is_in_the_page_and_nothing_else(made: str) -> No
 
 def test_scripts_set_texts_as_texts_and_ask_for_nothing() -> None:
     sources = "".join((ASSETS / name).read_text() for name in SCRIPTS)
-    forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|Function\(|fetch\(|XMLHttp|import\("
+    forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b(?!/)|Function\(|fetch\(|XMLHttp|import\("
     assert not re.findall(forbidden, sources)
     assert re.findall(r"https?://[^\"]*", sources) == ["http://www.w3.org/2000/svg"], "a name, at which nothing is asked"
     assert {path.name for path in ASSETS.iterdir() if path.name.endswith(".js")} == set(SCRIPTS)
@@ -115,7 +115,7 @@ class Labels(HTMLParser):
 @pytest.mark.parametrize("width", [480, 1200])
 def test_labels_lie_within_their_drawings_and_shares_within_their_axes(tmp_path: Path, width: int) -> None:
     run = make_run(tmp_path / "run", 30)
-    extreme = {"loss": -1.000001, "grad_norm": -1.2345e-7, "reward_mean": -123456.75, "evaluation/pass@1": 0.0}
+    extreme = {"loss": -1.000001, "grad_norm": -1.2345e-7, "reward_mean": -123456.75, "eval/pass@1": 0.0}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     changed = [
         line | {name: value * (1 + line["step"] * 1e-7) for name, value in extreme.items()} | {"step": 10**7 + line["step"]}
@@ -126,7 +126,7 @@ def test_labels_lie_within_their_drawings_and_shares_within_their_axes(tmp_path:
     labels = Labels(drawn).found
     assert len(labels) > 50
     assert not [label for label in labels if label[1] < 0 or label[2] > label[3]]
-    pass_at_1 = drawn.partition('aria-label="evaluation/pass@1"')[2].partition("</svg>")[0]
+    pass_at_1 = drawn.partition('aria-label="eval/pass@1"')[2].partition("</svg>")[0]
     assert re.findall(r'text-anchor="end">([^<]*)<', pass_at_1) == ["0", "0.5", "1"]
     widths = {
         float(found)

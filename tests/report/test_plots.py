@@ -15,12 +15,12 @@ from rlcore_report.plots import PHASE_COLOURS, Panel, Series, main_panel, run_pa
 from rlcore_report.run_report import run_report
 
 RECORDS = [
-    {"step": 0, "evaluation/pass@1": 0.25},
+    {"step": 0, "eval/pass@1": 0.25},
     *(
         {"step": step, "reward_mean": step / 20, "grad_norm": 1.0, "time/total_s": 1.0, "time/train_s": 0.75}
         for step in range(1, 20)
     ),
-    {"step": 20, "evaluation/pass@1": 0.75, "reward_mean": 1.0},
+    {"step": 20, "eval/pass@1": 0.75, "reward_mean": 1.0},
 ]
 
 
@@ -50,7 +50,7 @@ def test_a_finished_run_shows_its_curve() -> None:
 
 
 def test_runs_without_rewards_draw_their_loss() -> None:
-    records = [{"step": 0, "evaluation/loss": 3.0}, {"step": 1, "loss": 2.5}, {"step": 2, "loss": 2.0, "evaluation/loss": 2.25}]
+    records = [{"step": 0, "eval/loss": 3.0}, {"step": 1, "loss": 2.5}, {"step": 2, "loss": 2.0, "eval/loss": 2.25}]
     (panel,) = run_panels(records)
     assert panel == main_panel(records)
     drawn = {series.label: series.points for series in panel.series}

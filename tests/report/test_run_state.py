@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlcore.run.report.progress import Progress
-from rlcore.run.report.status_file import Status, StatusFile, read_status
+from rlcore.run.report.recorded_progress import Status, StatusFile, read_status
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.spi import InterruptedRun, NonFiniteError
 from rlcore_report.run_state import RunState, run_state
@@ -23,7 +23,7 @@ Run = Callable[..., dict[str, Any]]
 HOLDER = """
 import sys, time
 from pathlib import Path
-from rlcore.run.report.status_file import StatusFile
+from rlcore.run.report.recorded_progress import StatusFile
 from rlcore.run.storage.run_directory import RunDirectory
 directory = RunDirectory(path=Path(sys.argv[1]))
 with directory.locked():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from rlcore.run.report.status_file import RunError, Status, StatusFile
+from rlcore.run.report.recorded_progress import RunError, Status, StatusFile
 from rlcore.spi import NonFiniteError
 from rlcore_report.run_state import RunState
 from rlcore_report.status_command import duration, lines_of

@@ -13,11 +13,13 @@ def test_a_metric_is_a_scalar_at_its_step(tmp_path: Path) -> None:
     sink = TensorBoardSink(SinkContext(run_directory=tmp_path, run_name="run", recipe=""), TensorBoardConfig())
     for step, loss in ((1, 0.5), (2, 0.25)):
         sink.log(step, {"loss": loss})
-    sink.log_evaluation(1, {"eval/accuracy": 0.75})
+    sink.log_evaluation(1, {"checkpoint_eval/accuracy": 0.75})
     sink.close(None)
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(event.step, event.tensor_proto.float_val[0]) for event in events.Tensors("loss")] == [(1, 0.5), (2, 0.25)]
-    assert [(event.step, event.tensor_proto.float_val[0]) for event in events.Tensors("eval/accuracy")] == [(1, 0.75)]
+    assert [(event.step, event.tensor_proto.float_val[0]) for event in events.Tensors("checkpoint_eval/accuracy")] == [
+        (1, 0.75)
+    ]
 
 
 def test_a_folder_that_cannot_be_made_is_no_defect(tmp_path: Path) -> None:

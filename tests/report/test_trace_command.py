@@ -6,14 +6,14 @@ from pathlib import Path
 import click
 import pytest
 
-from rlcore.run.report.timeline import Span, append_timeline
+from rlcore.run.report.timing import Span, append_timeline
 from rlcore_report.trace_command import parse_steps
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     (tmp_path / "recipe.toml").write_text("")
-    spans = [Span(step=step, lane="driver", name="train", start=float(step), seconds=(0.5,)) for step in range(1, 11)]
+    spans = [Span(step=step, role="driver", name="train", start=float(step), seconds=(0.5,)) for step in range(1, 11)]
     append_timeline(tmp_path / "timeline.jsonl", spans)
     return tmp_path
 

@@ -262,7 +262,7 @@ def test_an_evaluation_comes_between_the_turns_of_agents(
     options = ahead(1, *SMALL, "run.num_steps=3", "evaluation.every_n_steps=1", "environment.fake.num_evaluation_rows=4")
     run(*options, registry=agents(generator=Unhurried))
     records = read_metrics(tmp_path / "runs" / "run")
-    assert sum("evaluation/reward_mean" in record for record in records) == 3
+    assert sum("eval/reward_mean" in record for record in records) == 3
     require_each_prompt_once(tmp_path / "runs" / "run", number=9)
 
 

@@ -20,8 +20,8 @@ from rlcore.spi import (
     StepResult,
 )
 from rlcore.spi.execution import Responses
-from rlcore_rollout.collector import RolloutCollector
 from rlcore_rollout.environment_runner import EpisodeRunner
+from rlcore_rollout.sampler import EpisodeSampler
 from rlcore_rollout.step_plans import PromptLimit
 from rlcore_text.chats.conversation import Conversation, opened_prompt
 from rlcore_text.chats.tool_calls import ToolParser
@@ -110,7 +110,7 @@ def talk():
         runners.append(EpisodeRunner(Dialogue(opening, answers, [] if heard is None else heard), 10.0, on_error))
         script = Script(tokenizer, turns)
         progress = Progress()
-        collector = RolloutCollector(
+        sampler = EpisodeSampler(
             generator=script,
             episodes=runners[-1],
             tokenizer=tokenizer,
@@ -125,7 +125,7 @@ def talk():
             clock=PhaseClock(progress),
             progress=progress,
         )
-        return script, collector.collect([{}], 0, [0])
+        return script, sampler.collect([{}], 0, [0])
 
     yield run
     for runner in runners:

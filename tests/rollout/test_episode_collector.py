@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.registry.collectors import collector
+from rlcore.registry.run_parts import collector
 from rlcore.run.plan.collector import CollectorContext, build_collector, collector_problems
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import ConfigError, Observation, PluginError, ResetResult
@@ -77,7 +77,7 @@ def test_a_collector_of_higher_priority_takes_the_place_of_the_released_one(
     )
     groups = {
         "rlcore.collectors": {"first_turns": "turns_provider:FIRST_TURNS"},
-        "rlcore.channels": {"in_process": "rlcore.registry.own_channels:IN_PROCESS"},
+        "rlcore.channels": {"in_process": "rlcore.registry.own_plugins:CHANNEL"},
         "rlcore.renderers": {"jinja_templates": "rlcore_text.provider:JINJA_TEMPLATES"},
     }
     installer.add("acme-turns", groups, turns_provider=provider, first_turns=code)
@@ -88,7 +88,7 @@ def test_a_collector_of_higher_priority_takes_the_place_of_the_released_one(
         return
     built: Any = build_collector(context)
     others: Any = {"generator": None, "clock": None, "progress": None}
-    turns = [built.step_collector(split, **others).max_turns for split in ("train", "evaluation")]
+    turns = [built.step_sampler(split, **others).max_turns for split in ("train", "evaluation")]
     built.close()
     assert turns == [1, 3]
 

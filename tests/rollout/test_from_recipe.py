@@ -12,9 +12,9 @@ from rlcore.config.model import ModelConfig
 from rlcore.config.plugin_choice import NamedPluginChoice
 from rlcore.config.recipe import EvaluationConfig, Recipe, RolloutConfig, TrainingConfig
 from rlcore.testing.fakes import FakeTokenizer
-from rlcore_rollout.collector import RolloutCollector, StepCollector
 from rlcore_rollout.episode_collector import EpisodeCollector
 from rlcore_rollout.from_recipe import policy_of
+from rlcore_rollout.sampler import EpisodeSampler, StepSampler
 
 ROLLOUT = RolloutConfig(
     samples_per_prompt=3,
@@ -47,27 +47,27 @@ RECIPE = Recipe(
 )
 
 
-def collected(split: Any, recipe: Recipe = RECIPE, *, agents: bool = False) -> StepCollector[Any]:
-    kind = pytest.importorskip("rlcore_serve.agents.collector").AgentsCollector if agents else EpisodeCollector
+def collected(split: Any, recipe: Recipe = RECIPE, *, agents: bool = False) -> StepSampler[Any]:
+    kind = pytest.importorskip("rlcore_serve.agents.collector").AgentCollector if agents else EpisodeCollector
     made = kind.__new__(kind)
     made.plan, made.episodes, made.tokenizer, made.tool_parser = SimpleNamespace(recipe=recipe), None, FakeTokenizer(), "parser"
     others: Any = {"generator": None, "clock": None, "progress": None}
-    return made.step_collector(split, sampling_mask=True, compares="turn_rewards", **others)
+    return made.step_sampler(split, sampling_mask=True, compares="turn_rewards", **others)
 
 
-def sampling(collector: StepCollector[Any]) -> tuple[Any, ...]:
+def sampling(sampler: StepSampler[Any]) -> tuple[Any, ...]:
     """Of the parameters, the samples of a prompt and their tokens."""
-    options = collector.sampling
+    options = sampler.sampling
     told = (options.temperature, options.top_k, options.top_p, options.stop_token_ids, options.stop_strings)
-    return *told, collector.samples_per_prompt, collector.max_response_tokens, collector.sampling_mask
+    return *told, sampler.samples_per_prompt, sampler.max_response_tokens, sampler.sampling_mask
 
 
 def test_training_follows_the_rollouts_section_and_evaluation_its_own() -> None:
     train, held_out = collected("train"), collected("evaluation")
     assert sampling(train) == (0.5, 11, 0.75, (2, 4), ("!",), 3, 7, True)
     assert sampling(held_out) == (0.25, 1, 0.5, (2, 4), ("!",), 2, 7, True)
-    assert isinstance(train, RolloutCollector)
-    assert isinstance(held_out, RolloutCollector)
+    assert isinstance(train, EpisodeSampler)
+    assert isinstance(held_out, EpisodeSampler)
     for one in (train, held_out):
         assert (one.max_turns, one.max_turn_tokens, one.episode_timeout_s, one.history) == (6, 9, 8.0, "keep_sampled")
         assert (one.max_failed_fraction, one.tool_parser, one.is_mixed) == (0.25, "parser", False)
@@ -78,8 +78,8 @@ def test_training_follows_the_rollouts_section_and_evaluation_its_own() -> None:
 
 def test_each_split_has_its_limit_of_prompts() -> None:
     train, held_out = collected("train"), collected("evaluation")
-    assert isinstance(train, RolloutCollector)
-    assert isinstance(held_out, RolloutCollector)
+    assert isinstance(train, EpisodeSampler)
+    assert isinstance(held_out, EpisodeSampler)
     assert (train.prompt_limit.max_tokens, train.prompt_limit.drops) == (4, False)
     assert train.prompt_limit.option == "data.train.max_prompt_tokens"
     assert (held_out.prompt_limit.max_tokens, held_out.prompt_limit.drops) == (5, True)
@@ -94,7 +94,7 @@ def test_the_tokenizer_says_where_samples_stop_unless_the_recipe_does() -> None:
 def test_agents_sample_by_the_same_options() -> None:
     agents = pytest.importorskip("rlcore_serve.agents.collector", reason="agents need a server")
     found = collected("train", evolve(RECIPE, rollout=evolve(ROLLOUT, history="segment")), agents=True)
-    assert isinstance(found, agents.AgentCollector)
+    assert isinstance(found, agents.AgentSampler)
     assert sampling(found) == sampling(collected("train"))
     assert found.compares == "turn_rewards"
     assert (found.history, found.max_sequence_length, found.max_failed_fraction) == ("segment", 12, 0.25)

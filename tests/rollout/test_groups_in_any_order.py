@@ -35,9 +35,9 @@ from rlcore.spi import (
 )
 from rlcore.spi.execution import ResponseFeed, Responses
 from rlcore.testing.fakes import FakeTokenizer
-from rlcore_rollout.collector import RolloutCollector, StepCollector
 from rlcore_rollout.environment_runner import EpisodeRunner
 from rlcore_rollout.episode_run import EpisodeRun
+from rlcore_rollout.sampler import EpisodeSampler, StepSampler
 from rlcore_rollout.saved_rollouts import dumps, loads, restore_rollouts, save_rollouts
 from rlcore_rollout.schedule import Schedule, SchedulePolicy
 from rlcore_rollout.step_plans import Draws, PromptLimit, StepPlan
@@ -161,7 +161,7 @@ async def ask(session: SessionEndpoint, *texts: str) -> str:
         writer.close()
 
 
-def collector_of(runner: EpisodeRunner, *, agents: bool) -> StepCollector[Any]:
+def sampler_of(runner: EpisodeRunner, *, agents: bool) -> StepSampler[Any]:
     options: dict[str, Any] = {
         "generator": SimpleNamespace(has=lambda _: False),
         "episodes": runner,
@@ -174,16 +174,16 @@ def collector_of(runner: EpisodeRunner, *, agents: bool) -> StepCollector[Any]:
         "progress": Progress(),
     }
     if agents:
-        collector = pytest.importorskip("rlcore_serve.agents.collector", reason="sessions need a server")
-        return collector.AgentCollector(**options, server=session_server, max_sequence_length=200, history="refuse")
-    return RolloutCollector(**options, prompt_limit=PromptLimit(max_tokens=300, drops=False, key="data.train"), max_turns=2)
+        module = pytest.importorskip("rlcore_serve.agents.collector", reason="sessions need a server")
+        return module.AgentSampler(**options, server=session_server, max_sequence_length=200, history="refuse")
+    return EpisodeSampler(**options, prompt_limit=PromptLimit(max_tokens=300, drops=False, key="data.train"), max_turns=2)
 
 
 class Life:
     """A run that may be killed, and goes on from what it last saved. `version` is that of the weights."""
 
-    def __init__(self, policy: SchedulePolicy, collector: StepCollector[Any], *, overlaps: bool) -> None:
-        self.policy, self.collector, self._overlaps = policy, collector, overlaps
+    def __init__(self, policy: SchedulePolicy, sampler: StepSampler[Any], *, overlaps: bool) -> None:
+        self.policy, self.sampler, self._overlaps = policy, sampler, overlaps
         self.trained: list[list[int]] = []
         self.given_up: set[int] = set()
         self._saved: bytes | None = None
@@ -193,7 +193,7 @@ class Life:
     def _begin(self) -> EpisodeRun[Any]:
         found = None if self._saved is None else loads(self._saved)
         schedule = Schedule(self.policy, None if found is None else found.position)
-        run = self.collector.run_of(schedule, self._plan_of, overlaps=self._overlaps)
+        run = self.sampler.run_of(schedule, self._plan_of, overlaps=self._overlaps)
         if found is not None:
             restore_rollouts(run, found, found.distribution, lambda _: None)
         return run
@@ -253,14 +253,14 @@ def test_whatever_comes_first_each_group_is_trained_on_once(
     random = Random(seed)
     environment: Any = Tasks(Random(seed + 1))
     runner = EpisodeRunner(environment, 20.0, "mask")
-    life = Life(policy, collector_of(runner, agents=agents), overlaps=overlaps)
+    life = Life(policy, sampler_of(runner, agents=agents), overlaps=overlaps)
     generator, num_kills = Erratic(Random(seed + 2)), 0
     try:
         while len(life.trained) < policy.num_steps:
             groups = life.step(generator)
             assert len(groups) == policy.groups_per_step
             assert all(group.all_ended() for group in groups)
-            batch = life.run.taken(life.collector.packed).batch
+            batch = life.run.taken(life.sampler.packed).batch
             assert_own_images(batch, batch.images)
             if policy.on_stale != "rescore":
                 assert life.run.schedule.metrics()["async/staleness_max"] <= policy.max_staleness

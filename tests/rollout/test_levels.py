@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rlcore.run.data.mixed_rows import MixedRows
+from rlcore.run.data.mixes import MixedRows
 from rlcore.run.data.prompt_stream import PromptStream
 from rlcore.spi import DataError, LazyRows
 from rlcore_rollout.curriculum import Curriculum

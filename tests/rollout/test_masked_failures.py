@@ -150,9 +150,9 @@ def test_an_episode_that_fails_in_its_last_turn_counts_in_no_figure_of_the_train
         assert "environment/only_of_lost" not in record
         assert record["success_rate"] == 1.0
         assert record["reward_mean"] == 1.5
-    assert 0.0 < records[0]["evaluation/pass@1"] < 1.0, "what fails is not solved"
-    assert records[0]["evaluation/failed"] == 16 * (1.0 - records[0]["evaluation/pass@1"])
-    assert records[0]["evaluation/reward_mean"] == 1.5
+    assert 0.0 < records[0]["eval/pass@1"] < 1.0, "what fails is not solved"
+    assert records[0]["eval/failed"] == 16 * (1.0 - records[0]["eval/pass@1"])
+    assert records[0]["eval/reward_mean"] == 1.5
 
 
 def test_an_episode_that_fails_changes_no_sample_of_the_others(run: Run, broken: Registry, tmp_path: Path) -> None:

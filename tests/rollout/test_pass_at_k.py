@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore_rollout.held_out import pass_at_k, pass_at_k_interval, pass_metrics
+from rlcore_rollout.evaluation import pass_at_k, pass_at_k_interval, pass_metrics
 
 
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
@@ -55,6 +55,6 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(num_samples: int, k
 
 def test_metrics_go_by_prompts_in_any_order() -> None:
     prompts, solved = np.asarray([5, 3, 5, 3], np.int32), np.asarray([True, False, False, False])
-    assert pass_metrics(solved, prompts, [1, 2], with_bounds=False) == {"evaluation/pass@1": 0.25, "evaluation/pass@2": 0.5}
+    assert pass_metrics(solved, prompts, [1, 2], with_bounds=False) == {"eval/pass@1": 0.25, "eval/pass@2": 0.5}
     with_bounds = pass_metrics(solved, prompts, [2], with_bounds=True)
-    assert with_bounds == {"evaluation/pass@2": 0.5, "evaluation/pass@2_low": 0.0, "evaluation/pass@2_high": 1.0}
+    assert with_bounds == {"eval/pass@2": 0.5, "eval/pass@2_low": 0.0, "eval/pass@2_high": 1.0}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import tomli
 
-from rlcore_rollout.rollout_trace import GroupRecord, SampleRecord, StepRecord
 from rlcore_rollout.schedule_file import append_step, begin_schedule, rewind_schedule
+from rlcore_rollout.trace_records import GroupRecord, SampleRecord, StepRecord
 
 AHEAD = (
     "algorithm.fake.generation_ratio=true",

@@ -8,7 +8,7 @@ import pandas
 import pytest
 from attrs import evolve
 
-from rlcore.run.data.seeds import Stream
+from rlcore.run.data.prompt_stream import Stream
 from rlcore.spi import (
     ConfigError,
     EnvironmentContext,
@@ -19,7 +19,7 @@ from rlcore.spi import (
     Turn,
 )
 from rlcore.testing.fakes.environment import FakeEnvironment, FakeEnvironmentConfig
-from rlcore_rollout import collector, sources
+from rlcore_rollout import sampler, sources
 from rlcore_rollout.step_plans import StepPlan
 
 from ..core.run.conftest import read_metrics  # type: ignore[import-not-found]
@@ -39,7 +39,7 @@ def collected_rows(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[list[str]]
         return recorded
 
     monkeypatch.setattr(sources, "StepPlan", record(Stream.ROLLOUTS))
-    monkeypatch.setattr(collector, "StepPlan", record(Stream.EVALUATION))
+    monkeypatch.setattr(sampler, "StepPlan", record(Stream.EVALUATION))
     return found
 
 

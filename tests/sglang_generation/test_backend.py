@@ -47,7 +47,7 @@ def backend(model: Path) -> Iterator[SglangBackend]:
         max_sequence_length=96,
         channel="directory",
     )
-    one = SglangBackend(context, SglangConfig(max_cached_tokens=4096))
+    one = SglangBackend(context, SglangConfig(max_total_tokens=4096))
     yield one
     one.close(CloseRequest())
 

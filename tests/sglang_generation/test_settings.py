@@ -35,7 +35,7 @@ def test_the_context_decides_what_the_section_does_not() -> None:
 
 def test_a_gpu_gets_sglangs_own_attention_and_cache() -> None:
     context = evolve(CONTEXT, rank_info=RankInfo(device="cuda"), devices=(3,))
-    found = engine_arguments(context, SglangConfig(memory_fraction=0.25))
+    found = engine_arguments(context, SglangConfig(mem_fraction_static=0.25))
     assert found["base_gpu_id"] == 3
     assert found["mem_fraction_static"] == 0.25
     assert found["enable_memory_saver"] is True

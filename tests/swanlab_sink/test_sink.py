@@ -28,9 +28,9 @@ def run(directory: Path, steps: list[int], summary: dict | None) -> None:
     sink = SwanLabSink(context, SwanLabConfig(project="sums", mode="offline", group="g", tags=("baseline",)))
     for step in steps:
         sink.log_samples(step, [SAMPLE])
-        sink.log(step, {"loss": step / 2, "evaluation/pass@1": 0.25})
+        sink.log(step, {"loss": step / 2, "eval/pass@1": 0.25})
     if steps:
-        sink.log_evaluation(steps[0], {"eval/sums/exact_match,none": 0.75})
+        sink.log_evaluation(steps[0], {"checkpoint_eval/sums/exact_match,none": 0.75})
     sink.close(summary)
 
 
@@ -71,9 +71,9 @@ def test_a_run_that_failed_is_resumed_as_the_same_run_without_repeated_steps(tmp
         ["baseline"],
     )
     assert before.figures["loss"] == [(0, 0.0), (1, 0.5), (2, 1.0)]
-    assert before.figures["eval/sums/exact_match,none"] == [(0, 0.75)]
+    assert before.figures["checkpoint_eval/sums/exact_match,none"] == [(0, 0.75)]
     assert after.figures["loss"] == [(3, 1.5)]
-    assert after.figures["eval/sums/exact_match,none"] == [(2, 0.75)]
+    assert after.figures["checkpoint_eval/sums/exact_match,none"] == [(2, 0.75)]
     assert (before.state, after.state) == (RunState.RUN_STATE_CRASHED, RunState.RUN_STATE_FINISHED)
     assert after.config["optimizer"]["value"] == {"learning_rate": 0.5}
     assert after.config["summary"]["value"] == {"steps": 3}

@@ -70,7 +70,7 @@ def test_homes_of_nobody_are_reported_at_once(workplace: Workplace, command: str
     keys = [
         *("model.path", "reference.path", "critic.path", "run.directory", "data.train.path", "lora.init_from"),
         *("environment.judge.prompt_file", "environment.agent.function", "environment.function.path"),
-        *("environment.reward_model.path", "trainer.megatron.checkpoint"),
+        *("environment.reward_model.path", "trainer.megatron.pretrained_checkpoint"),
         *("generator.vllm.refit_directory", "generator.vllm.speculative_model", "generator.sglang.refit_directory"),
     ]
     judge = ("environment.judge.base_url=http://127.0.0.1:9/v1", "environment.judge.model=m", "data.train.source=jsonl")

@@ -111,11 +111,11 @@ def test_held_out_chats_have_a_loss(folder: Path) -> None:
         records = read_metrics(run)
         assert [record["step"] for record in records] == [0, 1, 2]
         expected = expected_loss(folder / "model")
-        assert records[0]["evaluation/loss"] == pytest.approx(expected, rel=1e-5)
-        assert records[0]["evaluation/perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
-        assert records[2]["evaluation/loss"] < records[1]["loss"]
-        assert "evaluation/loss" not in records[1]
-        assert json.loads((run / "summary.json").read_text())["held_out_loss_after"] == records[2]["evaluation/loss"]
+        assert records[0]["eval/loss"] == pytest.approx(expected, rel=1e-5)
+        assert records[0]["eval/perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
+        assert records[2]["eval/loss"] < records[1]["loss"]
+        assert "eval/loss" not in records[1]
+        assert json.loads((run / "summary.json").read_text())["held_out_loss_after"] == records[2]["eval/loss"]
 
 
 def test_a_model_and_its_checkpoint_are_measured_without_a_run(folder: Path) -> None:
@@ -124,12 +124,12 @@ def test_a_model_and_its_checkpoint_are_measured_without_a_run(folder: Path) -> 
         place = Workplace(folder)
         run = place.train("chats.toml", *options)
         before, after = (
-            {name: value for name, value in record.items() if name.startswith("evaluation/")} for record in read_metrics(run)
+            {name: value for name, value in record.items() if name.startswith("eval/")} for record in read_metrics(run)
         )
         assert json.loads(place.rlcore("eval", "chats.toml", *options, "--json").output) == before
         checkpoint = ("--checkpoint", run / "checkpoints" / "step-000001")
         assert json.loads(place.rlcore("eval", "chats.toml", *options, *checkpoint, "--json").output) == after
-        assert after["evaluation/loss"] < before["evaluation/loss"]
+        assert after["eval/loss"] < before["eval/loss"]
         expect_failure(place.rlcore("eval", "chats.toml"), 2, "nothing that measures it")
 
 

@@ -107,7 +107,7 @@ def test_a_tokenizer_that_does_not_load_is_found(workplace: Workplace, model: Pa
     ("options", "what"),
     [
         (("rollout.top_p=0.9",), "sampling_mask"),
-        (("lora.rank=2", "refit.adapters=apart"), "adapter_refit"),
+        (("lora.rank=2", "refit.adapters=unmerged"), "adapter_refit"),
     ],
 )
 def test_what_vllm_lacks_where_it_guesses_is_asked_of_it_in_vain(

@@ -76,15 +76,15 @@ def figures_of_run(folder: Path, page: str, *overrides: str) -> tuple[dict[str, 
     assert result.exit_code == 0, result.output
     last = RunDirectory(path=folder / "run").read_metrics()[-1]
     assert last["step"] == 2
-    return {name: value for name, value in last.items() if name.startswith("eval/")}, result.output
+    return {name: value for name, value in last.items() if name.startswith("checkpoint_eval/")}, result.output
 
 
 def test_a_program_asks_the_server_for_the_model_of_a_checkpoint(folder: Path) -> None:
     (folder / "ask.py").write_text(ASK)
     command = json.dumps([sys.executable, "-S", "ask.py", "{url}", "{model}"])
     figures, said = figures_of_run(folder, f"[checkpoint_evaluation]\ncommand = {command}\nserve = true\n")
-    assert figures == {"eval/tokens": 4.0}, said
-    assert "evaluation of the checkpoint of step 2: eval/tokens 4" in said
+    assert figures == {"checkpoint_eval/tokens": 4.0}, said
+    assert "evaluation of the checkpoint of step 2: checkpoint_eval/tokens 4" in said
     log = (folder / "run" / "evaluations" / "step-000002" / "server.log").read_text()
     assert "with transformers" in log
 
@@ -115,16 +115,16 @@ def test_the_language_model_evaluation_harness_measures_a_checkpoint(folder: Pat
     [task] = [block.text for block in pages.blocks(ROOT / "docs" / "lm-evaluation-harness.md") if block.language == "text"]
     (folder / "tasks" / "sums.yaml").write_text(task)
     figures, said = figures_of_run(folder, section_of("lm-evaluation-harness.md"))
-    assert 0 <= figures["eval/sums/exact_match,none"] <= 1, said
-    assert figures["eval/sums/sample_len"] == 9
+    assert 0 <= figures["checkpoint_eval/sums/exact_match,none"] <= 1, said
+    assert figures["checkpoint_eval/sums/sample_len"] == 9
 
 
 @HARNESS
 def test_inspect_measures_a_checkpoint(folder: Path, pages: Any) -> None:
     assert pages.write_files(ROOT / "docs" / "inspect.md", folder) == [folder / "sums.py"]
     figures, said = figures_of_run(folder, section_of("inspect.md"))
-    assert 0 <= figures["eval/accuracy/value"] <= 1, said
-    assert "eval/stderr/value" in figures
+    assert 0 <= figures["checkpoint_eval/accuracy/value"] <= 1, said
+    assert "checkpoint_eval/stderr/value" in figures
 
 
 @HARNESS
@@ -144,4 +144,4 @@ def test_a_task_of_log_likelihoods_is_measured_without_a_server(folder: Path, pa
     )
     page = page.replace('CUDA_VISIBLE_DEVICES = "7"', 'CUDA_VISIBLE_DEVICES = ""')
     figures, said = figures_of_run(folder, page)
-    assert 0 <= figures["eval/sums/acc,none"] <= 1, said
+    assert 0 <= figures["checkpoint_eval/sums/acc,none"] <= 1, said

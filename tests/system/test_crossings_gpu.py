@@ -76,7 +76,7 @@ CROSSINGS = {
     "megatron ep2 to tp2, replayed routing": Crossing(
         4, (*megatron(expert_parallel=2), *apart(4, 2), ENGINE_TP2, SHARDS, "rollout.replay_routing=true"), MOE
     ),
-    "adapters apart, nccl": Crossing(2, (*fsdp2(), *LORA, *apart(2, 1), "refit.adapters=apart", NCCL), bound=1.03),
+    "adapters unmerged, nccl": Crossing(2, (*fsdp2(), *LORA, *apart(2, 1), "refit.adapters=unmerged", NCCL), bound=1.03),
     "adapters merged, nccl": Crossing(2, (*fsdp2(), *LORA, *apart(2, 1), "refit.adapters=merged", NCCL), bound=1.03),
     "adapters, megatron tp2": Crossing(2, (*megatron(tensor_parallel=2), *LORA, *together(2)), bound=1.03),
     "adapters merged, megatron tp2 to tp2": Crossing(

@@ -95,7 +95,7 @@ def test_mathematics_from_a_file_with_a_chat_template(workplace: Workplace) -> N
     assert records[-1]["environment/failed"] == 0
     assert records[-1]["environment/verification_failed"] == 0
     assert records[-1]["environment/answered"] > 0
-    assert 0 <= records[-1]["evaluation/pass@1"] <= 1
+    assert 0 <= records[-1]["eval/pass@1"] <= 1
 
 
 def test_chats_and_a_template_of_the_recipe(workplace: Workplace) -> None:

@@ -68,8 +68,8 @@ def test_rewards_teach(story: Story) -> None:
     assert all(record["token_mult_prob_error"] == pytest.approx(1.0, abs=1e-4) for record in records[1:] if record["updates"])
     assert (story.grpo / "curve.png").read_bytes().startswith(b"\x89PNG")
     summary = json.loads((story.grpo / "summary.json").read_text())
-    assert summary["accuracy_before"] == records[0]["evaluation/pass@1"]
-    assert summary["accuracy_after"] == records[-1]["evaluation/pass@1"]
+    assert summary["accuracy_before"] == records[0]["eval/pass@1"]
+    assert summary["accuracy_after"] == records[-1]["eval/pass@1"]
     assert checkpoints(story.grpo) == ["step-000028", "step-000030"]
 
 
@@ -107,21 +107,21 @@ def test_the_exported_model_is_what_was_trained(story: Story, monkeypatch: pytes
 def test_eval_measures_the_export_and_the_checkpoint_alike(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(story.workplace.folder)
     last = read_metrics(story.grpo)[-1]
-    expected = {name: value for name, value in last.items() if name.startswith("evaluation/")}
+    expected = {name: value for name, value in last.items() if name.startswith("eval/")}
     places = (("--model", story.grpo / "model"), ("--checkpoint", story.grpo / "checkpoints" / "step-000030"))
     for option, path in places:
         result = story.workplace.rlcore("eval", "second.toml", *SMALL_SUMS, *EVALUATION, option, path, "--json")
         assert result.exit_code == 0, result.stderr
         found = json.loads(result.stdout)
-        bounds = [found.pop(f"evaluation/pass@1_{end}") for end in ("low", "high")]
-        assert bounds[0] <= expected["evaluation/pass@1"] <= bounds[1]
+        bounds = [found.pop(f"eval/pass@1_{end}") for end in ("low", "high")]
+        assert bounds[0] <= expected["eval/pass@1"] <= bounds[1]
         assert found == pytest.approx(expected)
     # A recipe that measures nothing while it trains can be measured all the same.
     result = story.workplace.rlcore("eval", "sft.toml", *SMALL_SUMS, *EVALUATION, *map(str, places[0]), "--json")
     found = json.loads(result.stdout)
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     untrained = story.workplace.rlcore("eval", "grpo.toml", *SMALL_SUMS, *EVALUATION, "--json")
-    assert json.loads(untrained.stdout)["evaluation/pass@1"] < expected["evaluation/pass@1"] - 0.5
+    assert json.loads(untrained.stdout)["eval/pass@1"] < expected["eval/pass@1"] - 0.5
 
 
 def test_the_resolved_recipe_runs_again_to_the_same_metrics(story: Story) -> None:

@@ -64,10 +64,10 @@ def test_each_set_has_its_share_and_its_environment(mixed: Workplace) -> None:
         mean = sum(number * record[f"data/{name}/reward_mean"] for name, number in parts.items()) / 16
         assert record["reward_mean"] == pytest.approx(mean, rel=1e-5)
     assert abs(counts["texts"] - 16) <= 4  # of 64 samples, by weights of 3 and 1, to within one prompt
-    assert records[0]["evaluation/pass@1/texts"] == 1.0
+    assert records[0]["eval/pass@1/texts"] == 1.0
     shares = {"sums": 4, "texts": 3}
-    mean = sum(records[0][f"evaluation/pass@1/{name}"] * number for name, number in shares.items()) / 7
-    assert records[0]["evaluation/pass@1"] == pytest.approx(mean)
+    mean = sum(records[0][f"eval/pass@1/{name}"] * number for name, number in shares.items()) / 7
+    assert records[0]["eval/pass@1"] == pytest.approx(mean)
 
 
 @pytest.mark.parametrize("curriculum", [(), ("data.zero_variance_weight=0.1",)])
@@ -145,9 +145,9 @@ def test_held_out_demonstrations_of_each_set_are_told(workplace: Workplace, mode
         "evaluation.max_prompts=1",
     )
     last = read_metrics(workplace.train("held.toml", *options, "training.prompts_per_step=2"))[-1]
-    expected = (2 * last["evaluation/loss/one"] + 3 * last["evaluation/loss/two"]) / 5
-    assert last["evaluation/loss"] == pytest.approx(expected, rel=1e-6)
-    assert last["evaluation/loss/one"] != last["evaluation/loss/two"]
+    expected = (2 * last["eval/loss/one"] + 3 * last["eval/loss/two"]) / 5
+    assert last["eval/loss"] == pytest.approx(expected, rel=1e-6)
+    assert last["eval/loss/one"] != last["eval/loss/two"]
 
 
 def test_prompts_over_a_sets_own_limit_are_left_out_and_told(workplace: Workplace) -> None:

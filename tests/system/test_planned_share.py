@@ -254,7 +254,7 @@ def test_a_reward_model_on_the_device_is_left_its_room(planned: Callable[..., Ru
     (note,) = [one for one in plan.notes if one.startswith("generator.vllm.gpu_memory_utilization")]
     assert "the environment reward_model has " in note
     assert argument(planned(*on_device, "environment.reward_model.dtype=bfloat16")) > argument(plan)
-    awake = "offload.generator_sleeps=false"
+    awake = "offload.generator_sleep_mode=false"
     assert argument(planned(*judged, awake)) - argument(planned(*on_device, awake)) == pytest.approx(taken, abs=0.011)
     for module in (planned_options, check):
         monkeypatch.setattr(module, "device_memories", lambda: [H100] * 2)

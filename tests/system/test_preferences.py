@@ -127,7 +127,7 @@ def test_three_steps_are_those_of_an_independent_computation(
     run = place.train("dpo.toml", *CASES[case], *MEASURED)
     expected = Expected(model)
     first, *records = read_metrics(run)
-    assert {name: first[f"evaluation/{name}"] for name in expected.measured()} == {
+    assert {name: first[f"eval/{name}"] for name in expected.measured()} == {
         "rewards/margins": 0.0,
         "rewards/accuracies": 0.0,
     }
@@ -136,7 +136,7 @@ def test_three_steps_are_those_of_an_independent_computation(
         assert {name: record[name] for name in figures} == {name: close(value) for name, value in figures.items()}
     measured = expected.measured()
     assert abs(measured["rewards/margins"]) > 0.01
-    assert {name: records[-1][f"evaluation/{name}"] for name in measured} == {name: close(measured[name]) for name in measured}
+    assert {name: records[-1][f"eval/{name}"] for name in measured} == {name: close(measured[name]) for name in measured}
     weights = load_file(run / "model" / "model.safetensors")
     for name, tensor in expected.policy.named_parameters():
         torch.testing.assert_close(weights[name].double(), tensor.detach(), atol=2e-5, rtol=1e-5)
@@ -191,7 +191,7 @@ def test_pass_at_1_is_measured_beside_preferences(place: Workplace) -> None:
         "num_train = 40\nnum_evaluation = 8\n[data.evaluation]\n[evaluation]\nevery_n_steps = 2\n"
     )
     records = read_metrics(place.train("measured.toml", "run.num_steps=2"))
-    assert [record["step"] for record in records if "evaluation/pass@1" in record] == [0, 2]
+    assert [record["step"] for record in records if "eval/pass@1" in record] == [0, 2]
 
 
 def test_check_says_what_would_run(place: Workplace) -> None:

@@ -59,7 +59,7 @@ def test_functions_and_rows_of_the_program(workplace: Workplace) -> None:
     np.testing.assert_array_equal(again.metrics["environment/even"], run.metrics["environment/even"])
 
     found = rlcore.evaluate("grpo.toml", reward=begins, dataset=SUMS[:4], checkpoint=run.checkpoints[-1], progress="silent")
-    assert found["evaluation/pass@1"] == pytest.approx(run.metrics["evaluation/pass@1"][-1])
+    assert found["eval/pass@1"] == pytest.approx(run.metrics["eval/pass@1"][-1])
 
 
 def test_a_resumed_run_is_the_whole_one(workplace: Workplace) -> None:

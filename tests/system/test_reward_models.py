@@ -136,7 +136,7 @@ def test_a_reward_model_learns_as_an_independent_computation_does(
         assert {name: records[step + 1][name] for name in figures} == {name: close(value) for name, value in figures.items()}
     with torch.no_grad():
         chosen, rejected = expected.rewards(ROWS[:4])
-    assert records[3]["evaluation/rewards/margins"] == close(float((chosen - rejected).mean()))
+    assert records[3]["eval/rewards/margins"] == close(float((chosen - rejected).mean()))
     weights = load_file(run / "model" / "model.safetensors")
     for name, tensor in expected.model.named_parameters():
         torch.testing.assert_close(weights[name].double(), tensor.detach(), atol=2e-5, rtol=1e-5)

@@ -167,5 +167,5 @@ def test_the_recipe_of_the_run_directory_is_the_same_run(place: Workplace, monke
     monkeypatch.chdir(place.folder / "elsewhere")
     result = place.rlcore("eval", run / "recipe.toml", "--checkpoint", run / "checkpoints" / "step-000001", "--json")
     assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout)["evaluation/pass@1"] >= 0.0
+    assert json.loads(result.stdout)["eval/pass@1"] >= 0.0
     assert Path.cwd().name == "elsewhere"

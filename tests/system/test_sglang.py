@@ -33,7 +33,7 @@ def test_rewards_teach(tmp_path: Path, model: Path) -> None:
         (tmp_path / "second.toml").write_text(
             'extends = ["grpo.toml"]\n[run]\nname = "second"\nnum_steps = 20\n[model]\npath = "runs/sft/model"\n'
             "[training]\nprompts_per_step = 25\n[optimizer]\nlearning_rate = 3e-3\n"
-            '[generator]\nname = "sglang"\n[generator.sglang]\nmax_cached_tokens = 8192\n'
+            '[generator]\nname = "sglang"\n[generator.sglang]\nmax_total_tokens = 8192\n'
         )
         grpo = workplace.train("second.toml", *OPTIONS, "rollout.samples_per_prompt=8")
     records = read_metrics(grpo)[1:]

@@ -36,7 +36,7 @@ def test_answers_of_evaluations_are_kept_unless_the_recipe_says_otherwise(traine
     for step in (0, 1, 2):
         answers = run.answers(step).to_pylist()
         assert len(answers) == 8
-        assert np.mean([row["success"] for row in answers]) == pytest.approx(run.metrics["evaluation/pass@1"][step])
+        assert np.mean([row["success"] for row in answers]) == pytest.approx(run.metrics["eval/pass@1"][step])
     result = trained.rlcore("show", trained.run("run"), "--evaluation", "--groups", "1")
     assert result.stdout.startswith("step 2: 8 samples in 8 groups")
     assert "advantage" not in result.stdout

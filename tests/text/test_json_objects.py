@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlcore.model_files import read_object
-from rlcore.run.data.jsonl_line import parse_line
-from rlcore.schema.json_objects import unique_keys
+from rlcore.run.data.jsonl_rows import parse_line
+from rlcore.schema.file_limits import unique_keys
 from rlcore.spi import DataError, Problem
 from rlcore_model_files.directory import file_problems
 from rlcore_serve.sessions.bounds import read_json

@@ -30,4 +30,4 @@ def test_a_step_of_self_play_and_an_evaluation(tmp_path):
     # 0 where the other player loses before this one is to move, as those do who have not learned to write a move
     assert 0 < metrics["environment/sequences_per_episode"] <= 1
     assert {"environment/reward_player_0", "environment/reward_player_1", "environment/invalid_move"} <= metrics.keys()
-    assert any(name.startswith("evaluation/") for name in metrics)
+    assert any(name.startswith("eval/") for name in metrics)

@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlcore.spi.shards import ShardRoute, ShardSlice
-from rlcore.spi.weights import TensorSpec
+from rlcore.spi.weights import ShardRoute, ShardSlice, TensorSpec
 from rlcore_torchkit.distributed.process_group import keep_on_loopback, listening_store
 from rlcore_torchkit.refit.shard_route import ShardEnd
 from rlcore_torchkit.refit.shard_transfer import Moved

@@ -4,7 +4,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.spi import WorkerError
-from rlcore.spi.shards import ShardSlice
+from rlcore.spi.weights import ShardSlice
 from rlcore_torchkit.refit import shard_rendezvous
 from rlcore_torchkit.refit.shard_rendezvous import Rendezvous, common_route, places
 

@@ -23,7 +23,7 @@ def run(directory: Path, steps: list[int], summary: dict | None) -> None:
     sink = TrackioSink(context, TrackioConfig(project="sums", tags=("baseline",)))
     for step in steps:
         sink.log_samples(step, [SAMPLE])
-        sink.log(step, {"loss": step / 2, "evaluation/pass@1": 0.25})
+        sink.log(step, {"loss": step / 2, "eval/pass@1": 0.25})
     sink.close(summary)
 
 

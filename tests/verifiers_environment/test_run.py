@@ -63,7 +63,7 @@ def test_a_step_trains_on_what_was_sampled(tmp_path: Path, monkeypatch: pytest.M
     assert 1 <= step["environment/num_turns"] <= 2
     assert step["environment/sequences_per_episode"] == 1
     assert 0 <= step["environment/right"] <= 1
-    assert any(name.startswith("evaluation/") for line in metrics for name in line)
+    assert any(name.startswith("eval/") for line in metrics for name in line)
     samples = pd.concat(map(pd.read_parquet, directory.rglob("*.parquet")))
     assert len(samples) >= 4
     for sample in samples.itertuples():

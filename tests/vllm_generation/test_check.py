@@ -65,8 +65,8 @@ def undescribed(checked: Path, tmp_path: Path, **content: Any) -> list[str]:
 
 def test_of_a_model_that_no_family_describes_lengths_and_heads_are_checked(checked: Path, tmp_path: Path) -> None:
     found = undescribed(checked, tmp_path, head_dim=8, attn_logit_softcapping=50.0)
-    expected = ["max_position_embeddings = 128", "adapters apart", "true, for model_type gemma3_text", "head_dim = 8"]
-    expected += ["attn_logit_softcapping = 50.0"]
+    expected = ["max_position_embeddings = 128", "unmerged adapters of a model of model_type gemma3_text"]
+    expected += ["true, for model_type gemma3_text", "head_dim = 8", "attn_logit_softcapping = 50.0"]
     assert [text.partition(" from")[0] for text in found] == expected
 
 

@@ -43,7 +43,7 @@ def test_other_options(context):
     sections = {"quantization", "kv_cache_dtype", "speculative_ngram", "tensor_parallel"}
     sections |= {"engine.attention_backend", "engine.compilation_config"}
     assert asked == {f"generator.vllm.{key}" for key in sections}
-    assert ("refit.adapters", "adapters apart from the weights") in found
+    assert ("refit.adapters", "unmerged adapters") in found
 
 
 def test_devices(context, monkeypatch):

@@ -426,7 +426,7 @@ def test_calls_share_a_thread_that_ends_with_the_last_of_them(make_fake):
     replica = make_fake(host)
     delivered = []
     calls = [replica.generate(None, delivered.append) for _ in range(3)]
-    collector = replica._collector
+    collector = replica._receiver
     replica.cut(calls[:2])
     for call in calls[:2]:
         call.result(120)
@@ -498,7 +498,7 @@ def test_a_call_under_way_for_too_long_ends_the_process(make_fake):
 def test_calls_of_a_process_that_was_ended_do_not_end_those_of_the_next(make_fake):
     replica = make_fake(FakeHost(holds=True))
     lost = replica.generate(None, lambda finished: None)
-    collector = replica._collector
+    collector = replica._receiver
     replica._end()
     assert not collector.is_alive()
     with pytest.raises(WorkerError, match="ended"):

@@ -24,7 +24,7 @@ def run(directory: Path, steps: list[int], summary: dict | None) -> None:
     sink = WandbSink(context, WandbConfig(mode="offline", project="sums", group="g", tags=("baseline",)))
     for step in steps:
         sink.log_samples(step, [SAMPLE])
-        sink.log(step, {"loss": step / 2, "evaluation/pass@1": 0.25})
+        sink.log(step, {"loss": step / 2, "eval/pass@1": 0.25})
     sink.close(summary)
 
 
@@ -60,7 +60,7 @@ def test_a_run_that_failed_is_resumed_as_the_same_run_without_repeated_steps(tmp
     assert list(first.tags) == ["baseline"]
     config = {item.key: json.loads(item.value_json) for item in first.config.update}
     assert config["optimizer"] == {"learning_rate": 0.5}
-    assert [(step, row["loss"], row["evaluation/pass@1"]) for step, row in sorted(before.items()) if "loss" in row] == [
+    assert [(step, row["loss"], row["eval/pass@1"]) for step, row in sorted(before.items()) if "loss" in row] == [
         (0, 0.0, 0.25),
         (1, 0.5, 0.25),
         (2, 1.0, 0.25),
@@ -79,17 +79,17 @@ def test_figures_of_evaluations_have_an_axis_of_their_own_and_cost_no_step(tmp_p
     context = SinkContext(run_directory=tmp_path, run_name="first", recipe=RECIPE)
     sink = WandbSink(context, WandbConfig(mode="offline"))
     sink.log(4, {"loss": 0.5})
-    sink.log_evaluation(2, {"eval/accuracy": 0.25})
-    sink.log_evaluation(3, {"eval/accuracy": 0.5})
+    sink.log_evaluation(2, {"checkpoint_eval/accuracy": 0.25})
+    sink.log_evaluation(3, {"checkpoint_eval/accuracy": 0.5})
     sink.log(5, {"loss": 0.25})
     sink.log(6, {"loss": 0.125})
-    sink.log_evaluation(6, {"eval/accuracy": 0.75})
-    sink.log_evaluation(7, {"eval/accuracy": 1.0})
+    sink.log_evaluation(6, {"checkpoint_eval/accuracy": 0.75})
+    sink.log_evaluation(7, {"checkpoint_eval/accuracy": 1.0})
     sink.close({})
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     rows = [row for _, row in sorted(read(file)[1].items())]
     assert [row["loss"] for row in rows if "loss" in row] == [0.5, 0.25, 0.125]
-    measured = [(row["eval/step"], row["eval/accuracy"]) for row in rows if "eval/step" in row]
+    measured = [(row["checkpoint_eval/step"], row["checkpoint_eval/accuracy"]) for row in rows if "checkpoint_eval/step" in row]
     assert measured == [(2, 0.25), (3, 0.5), (6, 0.75), (7, 1.0)]
 
 

@@ -56,9 +56,11 @@ def test_evaluations_of_earlier_steps_are_written_once(tmp_path: Path) -> None:
             sink = BackgroundSink(tmp_path / f"{name}.json", lambda resumed: kind(resumed, calls))  # noqa: B023
             for step in steps:
                 sink.log(step + 5, {"loss": 1.0})
-                sink.log_evaluation(step, {"eval/a": 0.5})
+                sink.log_evaluation(step, {"checkpoint_eval/a": 0.5})
             sink.close(None)
-        assert [call for call in calls if call[-1] == {"eval/a": 0.5}] == [(name, step, {"eval/a": 0.5}) for step in (1, 2)]
+        assert [call for call in calls if call[-1] == {"checkpoint_eval/a": 0.5}] == [
+            (name, step, {"checkpoint_eval/a": 0.5}) for step in (1, 2)
+        ]
 
 
 def test_figures_are_those_of_the_call(tmp_path: Path) -> None:

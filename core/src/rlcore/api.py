@@ -79,7 +79,7 @@ def evaluate(
 
 
 def load(run_directory: str | Path) -> Run:
-    """What a run has left: `metrics`, `samples`, `checkpoints`, `model` and more. CheckpointError where there is no run."""
+    """Open a run's directory: `metrics`, `samples`, `checkpoints`, `model` and more. CheckpointError where there is no run."""
     return Run.find(run_directory)
 
 

@@ -15,11 +15,12 @@ The names follow the rules of docs/versions.md.
 
 from rlcore.registry.checks import recorded_export
 from rlcore.registry.generator_handle import GeneratorHandle
+from rlcore.registry.handle import closed_after
 from rlcore.registry.plugin_errors import add_ending, described, exit_error, first_line, is_outside, message_of
 from rlcore.registry.selection import ChosenPlugin
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.execution.arguments import BackendArguments, GeneratorArguments, TrainerArguments
-from rlcore.run.execution.context import ExecutionContext
+from rlcore.run.execution.context import ChosenPlugins, ExecutionContext, LoadedPlugins, RunPlugins
 from rlcore.run.execution.groups import (
     InProcessGenerator,
     InProcessTrainer,
@@ -31,13 +32,11 @@ from rlcore.run.execution.groups import (
     without_columns,
 )
 from rlcore.run.execution.in_process import InProcessRoute, open_backends
-from rlcore.run.execution.plugins import ChosenPlugins, LoadedPlugins, RunPlugins
 from rlcore.run.execution.residency import make_room
-from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.execution.streams import not_begun, run_stream
 from rlcore.run.interrupt import sigterm_kept
 from rlcore.run.train_step.metrics import step_metrics
-from rlcore.run.train_step.microbatches import WIDTH, model_width, plan_ranks
+from rlcore.run.train_step.minibatches import WIDTH, model_width, plan_ranks
 
 __all__ = [
     "WIDTH",

@@ -5,9 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlcore.schema.file_limits import read_file
-from rlcore.schema.homes import expanded
-from rlcore.schema.json_objects import unique_keys
+from rlcore.schema.file_limits import expanded, read_file, unique_keys
 from rlcore.spi.errors import Problem
 
 CONFIG_FILE = "config.json"

@@ -24,7 +24,7 @@ FORMATS = re.compile(
 )
 """Keys that have the known form of a provider, such as `sk-…`, of a header, or of a PEM block."""
 _GAP = r"['\"]?,?\s+['\"]?"
-"""What separates the words of a command in a shell's form, or those of a list."""
+"""The separator of a command's words, in a shell's form or in a list."""
 _PROSE = "is|was|are|has|can|in|on|to|as|for|of|and|or|with|without|the|a|an|option|flag|asks|prompts|takes|needs|where|which"
 """Words that follow an option's name in a sentence."""
 _QUERY = re.compile(

@@ -88,7 +88,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         assert with_bounds
         calls.evaluated.append({"checkpoint": checkpoint})
         progress.phase("evaluation")
-        return {"evaluation/pass@1": 0.625, "evaluation/response_length_mean": 7.5}
+        return {"eval/pass@1": 0.625, "eval/response_length_mean": 7.5}
 
     def preview(prepared: Any) -> Preview:
         return Preview(rows={"train": "3 rows of x.jsonl"}, first_prompt="<bos>1+1=\n", notes=("odd",))

@@ -6,7 +6,6 @@ STEP = {
     "reward_mean": 0.5,
     "loss": 0.25,
     "response_length_mean": 7.25,
-    "mean_generated_tokens": 7.25,
     "tokens_per_second": 1234.5,
     "time/total_s": 2.0,
     "time/generation_s": 1.25,
@@ -33,7 +32,7 @@ def drive(progress, directory: Path, num_steps: int = 3) -> None:
     progress.phase("set-up")
     progress.started(directory, 0, num_steps)
     progress.phase("evaluation")
-    progress.step(0, {"evaluation/pass@1": 0.25})
+    progress.step(0, {"eval/pass@1": 0.25})
     for step in range(1, num_steps + 1):
         progress.phase("generation")
         progress.step(step, {**STEP, "reward_mean": step / num_steps})

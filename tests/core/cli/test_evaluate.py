@@ -13,13 +13,13 @@ from .conftest import prepared
 def test_eval_prints_figures(invoke, calls, tmp_path: Path) -> None:
     result = invoke("eval", "r.toml", "--checkpoint", str(tmp_path))
     assert result.exit_code == 0, result.output
-    assert result.output.splitlines() == ["evaluation/pass@1                0.6250", "evaluation/response_length_mean  7.5000"]
+    assert result.output.splitlines() == ["eval/pass@1                0.6250", "eval/response_length_mean  7.5000"]
     assert calls.evaluated == [{"checkpoint": tmp_path}]
 
 
 def test_eval_of_another_model_as_json(invoke, calls) -> None:
     result = invoke("eval", "r.toml", "run.seed=3", "--model", "12", "--json")
-    assert json.loads(result.stdout) == {"evaluation/pass@1": 0.625, "evaluation/response_length_mean": 7.5}
+    assert json.loads(result.stdout) == {"eval/pass@1": 0.625, "eval/response_length_mean": 7.5}
     assert calls.prepared == [(Path("r.toml"), ["run.seed=3", 'model.path="12"'])]
     assert calls.evaluated == [{"checkpoint": None}]
 

@@ -8,7 +8,7 @@ import pytest
 import rlcore.run.plan.prepare
 from rlcore import __version__
 from rlcore.__main__ import main
-from rlcore.registry.commands import commands
+from rlcore.registry.run_parts import commands
 
 from .conftest import prepared
 

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from rlcore.cli.plugins import plugins_command, plugins_json
 from rlcore.registry.discovery import discover
 from rlcore.spi import SPI_VERSION
+from rlcore.spi.provider import FUNCTION_KINDS
 
 WATCH = """
 from rlcore.spi import hookimpl
@@ -82,6 +83,27 @@ def test_what_no_recipe_names_is_listed_too(installer, group, described):
     assert listed["acme"]["state"] == "usable"
     assert "ZeroDivisionError" in listed["broken"]["error"]
     assert "priority 60" in run("--verbose") or group == "loop_observers"
+
+
+NOT_IMPORTED = sorted({"architecture", *FUNCTION_KINDS})
+
+
+@pytest.mark.parametrize("kind", NOT_IMPORTED)
+def test_functions_of_every_kind_are_listed_and_not_imported(installer, monkeypatch, kind):
+    group, module = f"rlcore.{kind}s", f"acme_{kind}_that_fails"
+    points = {"kept": f"{module}:function", "left_out": f"{module}:function"}
+    installer.add("acme-functions", {group: points}, **{module: "1 / 0\n"})
+    monkeypatch.setenv("RLCORE_DISABLE_PLUGINS", f"{kind}:left_out")
+    rows = {row["name"]: row for row in json.loads(run("--json"))[f"{kind}s"]}
+    assert {name: row["disabled"] for name, row in rows.items()} == {"kept": False, "left_out": kind != "architecture"}
+    assert (rows["kept"]["distribution"], rows["kept"]["version"]) == ("acme-functions", "1.0")
+    lines = run().splitlines()
+    heading = lines.index(kind.replace("_", " "))
+    assert [line.split(maxsplit=1) for line in lines[heading + 1 : heading + 3]] == [
+        ["kept", "installed by acme-functions 1.0"],
+        ["left_out", "installed by acme-functions 1.0" if kind == "architecture" else "disabled (acme-functions 1.0)"],
+    ]
+    assert module not in sys.modules
 
 
 def test_auto_depends_on_the_device_and_not_on_the_broken_one(installed):

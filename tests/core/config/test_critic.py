@@ -1,6 +1,6 @@
 """What of the optimizer is the critic's own."""
 
-from rlcore.config.critic import CriticConfig
+from rlcore.config.model import CriticConfig
 from rlcore.spi import OptimizerSpec
 
 POLICY = OptimizerSpec(learning_rate=1e-6, betas=(0.8, 0.9), weight_decay=0.1, max_grad_norm=2.0)

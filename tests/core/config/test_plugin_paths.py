@@ -7,7 +7,7 @@ import pytest
 from attrs import frozen
 
 from rlcore.config.load import read_raw
-from rlcore.config.plugin_paths import with_plugin_paths
+from rlcore.run.plan.sections import with_plugin_paths
 from rlcore.schema.constraints import FileText, FunctionText, PathText
 
 SECTION = ("environment", "mine")

@@ -69,7 +69,7 @@ WITH_DATASETS = pytest.mark.skipif(not is_installed("rlcore_datasets"), reason="
         "schedule.min_learning_rate_ratio=0.5",
         "refit.max_bucket_mib=0",
         'checkpoint.export="peft"',
-        'refit.adapters="apart"',
+        'refit.adapters="unmerged"',
         "evaluation.every_n_steps=-1",
         "evaluation.every_n_steps=5",
         "evaluation.max_prompts=0",

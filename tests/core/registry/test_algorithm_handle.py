@@ -29,7 +29,7 @@ from rlcore.spi import (
 )
 
 NEEDS = AlgorithmNeeds(source="rollouts")
-LOSS = LossSpec(path="rlcore.testing.fakes.loss:fake_likelihood", config=None)
+LOSS = LossSpec(path="rlcore.testing.fakes.algorithm:fake_likelihood", config=None)
 BATCH = TokenBatch(
     tokens=np.arange(4, dtype=np.int32),
     offsets=np.asarray([0, 2, 4], np.int64),
@@ -227,8 +227,7 @@ def test_groups_that_are_to_stay_whole_have_to_be_known(make_algorithm, ids):
 
 def test_the_loops_own_names_are_all_known():
     """Those that functions of the loop return by name; phases and parts have prefixes of their own."""
-    from rlcore.run.train_step.metrics import training_metrics
-    from rlcore.run.train_step.sample_metrics import throughput_metrics
+    from rlcore.run.train_step.metrics import throughput_metrics, training_metrics
     from rlcore.spi import TrainStepResult
 
     step = TrainStepResult(weight_version=1, loss=0.0, grad_norm=0.0, learning_rate=0.0)

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from rlcore.registry.checked_feed import CheckedFeed
+from rlcore.registry.sample_checks import CheckedFeed
 from rlcore.spi import (
     ContractError,
     DataError,

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from rlcore.cli.main import cli
 from rlcore.cli.plugins import added_commands, plugins_json
 from rlcore.published_plugins import published
-from rlcore.registry.commands import commands
 from rlcore.registry.discovery import discover
+from rlcore.registry.run_parts import commands
 
 DESCRIPTION = """
 from rlcore.spi import CommandSpec
@@ -137,7 +137,7 @@ def test_commands_are_ranked_by_priority(add, priority, place) -> None:
 
 
 def test_a_released_command_that_is_not_installed_is_refused_with_the_line_that_installs_it(installer, monkeypatch) -> None:
-    monkeypatch.setattr("rlcore.registry.commands.published", lambda: {**published(), "command": {"fly": "rlcore-fly"}})
+    monkeypatch.setattr("rlcore.registry.run_parts.published", lambda: {**published(), "command": {"fly": "rlcore-fly"}})
     monkeypatch.setattr("rlcore.published_plugins.published", lambda: {"command": {"fly": "rlcore-fly"}})
     refused, near = invoke("fly"), invoke("flyy")
     assert (refused.exit_code, refused.stderr) == (3, "error: command 'fly' is not installed. Run: pip install rlcore-fly\n")
@@ -148,7 +148,7 @@ def test_a_released_command_that_is_not_installed_is_refused_with_the_line_that_
 @pytest.mark.parametrize("arguments", [["--help"], ["version"], ["check", "none.toml"]])
 def test_no_command_but_the_one_that_runs_is_imported(arguments) -> None:
     code = (
-        "import sys\nfrom rlcore.registry.commands import commands\nfrom rlcore.cli.main import cli\n"
+        "import sys\nfrom rlcore.registry.run_parts import commands\nfrom rlcore.cli.main import cli\n"
         f"try: cli({arguments!r})\nexcept SystemExit: pass\n"
         "others = [state.entry.provider.command.partition(':')[0] for state in commands() if state.entry.name != sys.argv[1]]\n"
         "found = [name for name in others if name in sys.modules]\nassert not found, found"

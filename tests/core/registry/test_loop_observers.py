@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlcore.registry.loop_observers import loop_observers
+from rlcore.registry.run_parts import loop_observers
 from rlcore.spi import PluginError
 
 DESCRIPTION = """

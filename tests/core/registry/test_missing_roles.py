@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.registry.discovery import Registry
-from rlcore.registry.missing_roles import install_line, missing_roles, missing_text
+from rlcore.registry.selection import install_line, missing_roles, missing_text
 from rlcore.spi import Provider, Role
 
 LINE = "pip install rlcore-fsdp2 rlcore-transformers rlcore-grpo"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlcore.registry.text import text_backend
+from rlcore.registry.run_parts import text_backend
 from rlcore.spi import PluginError
 
 DESCRIPTION = """

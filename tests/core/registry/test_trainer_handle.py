@@ -25,7 +25,7 @@ from rlcore.spi import (
     capabilities,
 )
 
-LOSS = LossSpec(path="rlcore.testing.fakes.loss:fake_likelihood", config=None, token_columns=())
+LOSS = LossSpec(path="rlcore.testing.fakes.algorithm:fake_likelihood", config=None, token_columns=())
 GOOD = TrainStepResult(weight_version=1, loss=0.5, grad_norm=1.0, learning_rate=1e-3)
 
 
@@ -90,7 +90,7 @@ def test_a_wrong_step_result_is_refused_and_fails_the_trainer(make_trainer, batc
         ({"temperature": 0.0}, "a positive temperature; found 0.0"),
         (
             {"loss": attrs.evolve(LOSS, token_columns=("advantages",))},
-            "microbatch 0 lacks advantages, which the loss rlcore.testing.fakes.loss:fake_likelihood reads",
+            "microbatch 0 lacks advantages, which the loss rlcore.testing.fakes.algorithm:fake_likelihood reads",
         ),
     ],
 )
@@ -114,8 +114,8 @@ def test_another_records_request_never_reaches_the_backend(make_trainer, batch):
             "nowhere.at_all:loss",
             "the loss 'nowhere.at_all:loss', which the algorithm names, cannot be imported: ModuleNotFoundError: No module",
         ),
-        ("rlcore.testing.fakes.loss:nothing", "has no attribute 'nothing'"),
-        ("rlcore.testing.fakes.loss:ADVANTAGES", "which the algorithm names, is a str; expected a function"),
+        ("rlcore.testing.fakes.algorithm:nothing", "has no attribute 'nothing'"),
+        ("rlcore.testing.fakes.algorithm:ADVANTAGES", "which the algorithm names, is a str; expected a function"),
     ],
 )
 def test_a_loss_that_is_not_there_is_the_algorithms_and_never_reaches_the_backend(make_trainer, batch, path, text):

@@ -8,8 +8,8 @@ from packaging.version import Version
 
 import rlcore
 from rlcore.cli.main import cli
+from rlcore.installed import incompatibility
 from rlcore.registry.discovery import discover
-from rlcore.registry.version_compatibility import incompatibility
 
 VERSION = Version(rlcore.__version__)
 FITS = f"rlcore>={VERSION.major}.{VERSION.minor},<{VERSION.major}.{VERSION.minor + 1}"

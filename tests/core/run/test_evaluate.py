@@ -33,8 +33,8 @@ def test_a_checkpoint_is_measured_whatever_of_the_trainer_leaves_the_gpu(
     directory = tmp_path / "runs" / "run"
     figures = measured(prepared(*turns), directory / "checkpoints" / "step-000006")
     last = read_metrics(directory)[-1]
-    assert figures == {name: value for name, value in last.items() if name.startswith("evaluation/")}
-    assert figures["evaluation/failed"] == 0.0
+    assert figures == {name: value for name, value in last.items() if name.startswith("eval/")}
+    assert figures["eval/failed"] == 0.0
 
 
 def test_a_generator_that_takes_no_weights_measures_its_own_without_a_trainer(
@@ -51,7 +51,7 @@ def test_a_generator_that_takes_no_weights_measures_its_own_without_a_trainer(
     plan = prepare(tmp_path / "recipe.toml", ["cluster.gpus_per_node=2", *apart], evaluating=True, registry=registry)
     assert plan.answers_alone
     figures = measured(plan, None)
-    assert figures["evaluation/failed"] == 0.0
+    assert figures["eval/failed"] == 0.0
     generator = build_generator(plan.chosen["generator"], plan.generator_context(RankInfo(), None), plan.config("generator"))
     assert generator.weight_version == 0
     with pytest.raises(PluginError, match="takes no weights"):
@@ -86,5 +86,5 @@ def test_demonstrations_are_measured_at_k_by_their_environment(prepared: Callabl
     plan = prepared(*rows_of(tmp_path), "data.evaluation.source=environment", *several)
     assert not plan.measures_examples
     figures = measured(plan, None)
-    assert 0.0 <= figures["evaluation/pass@1"] <= figures["evaluation/pass@4"] <= 1.0
-    assert figures["evaluation/failed"] == 0.0
+    assert 0.0 <= figures["eval/pass@1"] <= figures["eval/pass@4"] <= 1.0
+    assert figures["eval/failed"] == 0.0

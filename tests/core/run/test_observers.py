@@ -51,7 +51,7 @@ class Events(LoopObserver):
 def install(installer: Any, observer: str = OBSERVER) -> None:
     groups = {
         "rlcore.loop_observers": {"events": "acme_provider:EVENTS"},
-        "rlcore.channels": {"in_process": "rlcore.registry.own_channels:IN_PROCESS"},
+        "rlcore.channels": {"in_process": "rlcore.registry.own_plugins:CHANNEL"},
         "rlcore.renderers": {"jinja_templates": "rlcore_text.provider:JINJA_TEMPLATES"},
     }
     installer.add("acme", groups, acme_provider=PROVIDER, acme_events=observer)

@@ -66,7 +66,7 @@ def test_a_run_learns_and_leaves_everything_behind(run: Run, tmp_path: Path) -> 
     assert json.loads((directory / "summary.json").read_text()) == summary
     records = read_metrics(directory, timed=True)
     assert [record["step"] for record in records] == list(range(13))
-    assert [record["step"] for record in records if "evaluation/pass@1" in record] == [0, 4, 8, 12]
+    assert [record["step"] for record in records if "eval/pass@1" in record] == [0, 4, 8, 12]
     names = {"reward_mean", "reward_std", "response_length_mean", "grad_norm", "token_mult_prob_error", "entropy", "loss"}
     assert names <= records[1].keys()
     assert records[-1]["weight_version"] == 24

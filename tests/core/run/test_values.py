@@ -48,9 +48,9 @@ def test_a_model_of_values_learns_and_is_measured_by_its_values(
     metrics = read_metrics(directory)
     losses = [line["loss/squared_error"] for line in metrics if "loss/squared_error" in line]
     assert losses[-1] < 0.1 < losses[0]
-    found = [line["evaluation/value_mean"] for line in metrics if "evaluation/value_mean" in line]
+    found = [line["eval/value_mean"] for line in metrics if "eval/value_mean" in line]
     assert 0.5 < found[-1] < 1.5
-    assert not any(name.startswith("evaluation/") and name != "evaluation/value_mean" for line in metrics for name in line)
+    assert not any(name.startswith("eval/") and name != "eval/value_mean" for line in metrics for name in line)
 
 
 def test_a_trainer_without_a_head_of_values_is_refused(prepared: Prepare, rows: tuple[str, ...]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.schema.homes import expanded, has_home
+from rlcore.schema.file_limits import expanded, has_home
 
 NOBODY = "~no-such-user/x"
 

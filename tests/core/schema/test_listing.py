@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlcore.schema.listing import listed
+from rlcore.schema.suggestions import listed
 
 
 @pytest.mark.parametrize(

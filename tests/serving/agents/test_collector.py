@@ -15,7 +15,7 @@ import pytest
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.train_step.sample_metrics import rollout_metrics, throughput_metrics
+from rlcore.run.train_step.metrics import rollout_metrics, throughput_metrics
 from rlcore.spi import (
     EPISODE_IDS,
     GENERATION_LOGPROBS,
@@ -30,15 +30,15 @@ from rlcore.spi import (
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore_rollout import group_work, request_queue
 from rlcore_rollout.environment_runner import EpisodeRunner
-from rlcore_rollout.held_out import evaluation_metrics
+from rlcore_rollout.evaluation import evaluation_metrics
 from rlcore_rollout.rollout_table import rollout_table
 from rlcore_rollout.schedule import Schedule, SchedulePolicy
 from rlcore_rollout.step_plans import Draws, StepPlan
-from rlcore_serve.agents.collector import AgentCollector
+from rlcore_serve.agents.collector import AgentSampler
 from rlcore_serve.agents.groups import AgentGroups
 from rlcore_serve.sessions.interface import session_server
 
-from ...rollout.test_collector import Notes, Speller  # type: ignore[import-not-found]
+from ...rollout.test_sampler import Notes, Speller  # type: ignore[import-not-found]
 
 ROWS = [{"prompt": "a"}, {"prompt": "b"}]
 Play = Callable[[Row, SessionEndpoint], Awaitable[EpisodeResult]]
@@ -76,7 +76,7 @@ def make() -> Any:
     """Makes a collector of agents that play so."""
     runners = []
 
-    def build(play: Play, on_error: Any = "error", timeout_s: float = 20.0, **options: Any) -> AgentCollector:
+    def build(play: Play, on_error: Any = "error", timeout_s: float = 20.0, **options: Any) -> AgentSampler:
         runners.append(EpisodeRunner(Agents(play), timeout_s, on_error))
         defaults: dict[str, Any] = {
             "generator": Speller(),
@@ -93,7 +93,7 @@ def make() -> Any:
             "purpose": "the step",
             "progress": Notes(),
         }
-        return AgentCollector(clock=PhaseClock(Progress()), **{**defaults, **options})
+        return AgentSampler(clock=PhaseClock(Progress()), **{**defaults, **options})
 
     yield build
     for runner in runners:
@@ -144,11 +144,11 @@ def test_an_episode_has_a_sequence_for_each_of_its_conversations(collect: Any) -
     assert (metrics["success_rate"], metrics["environment/turns"]) == (0.5, 2.0)
     assert metrics["environment/sequences_per_episode"] == 1.5
     assert metrics["response_length_mean"] == batch.loss_mask.sum() / 4
-    assert throughput_metrics(found, 1.0)["mean_generated_tokens"] == metrics["response_length_mean"]
+    assert throughput_metrics(found, 1.0)["generated_tokens_per_second"] == 4 * metrics["response_length_mean"]
     assert rollout_table(1, found, [""] * 6)["episode"].to_pylist() == [0, 0, 1, 1, 2, 3]
     assert rollout_table(1, found, [""] * 6)["reward/letters"].to_pylist() == found.rewards.tolist()
     assert metrics["reward/letters"] == pytest.approx(firsts.mean())
-    assert evaluation_metrics(found)["evaluation/pass@1"] == 0.5
+    assert evaluation_metrics(found)["eval/pass@1"] == 0.5
 
 
 def test_a_generator_that_is_stopped_costs_agents_no_time(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:

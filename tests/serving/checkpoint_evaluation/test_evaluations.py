@@ -88,9 +88,11 @@ def measuring(script: str, *options: str) -> list[str]:
 def figures(run_directory: Path) -> dict[int, dict[str, float]]:
     """What was measured, by step, from the lines as they are."""
     lines = [json.loads(line) for line in (run_directory / "metrics.jsonl").read_text().splitlines()]
-    measured = [line for line in lines if any(name.startswith("eval/") for name in line)]
+    measured = [line for line in lines if any(name.startswith("checkpoint_eval/") for name in line)]
     assert len({line["step"] for line in measured}) == len(measured)
-    return {line["step"]: {name: value for name, value in line.items() if name.startswith("eval/")} for line in measured}
+    return {
+        line["step"]: {name: value for name, value in line.items() if name.startswith("checkpoint_eval/")} for line in measured
+    }
 
 
 DRIVER = """
@@ -146,14 +148,14 @@ def test_figures_of_each_checkpoint_stand_beside_those_of_its_step(run: Run, exp
     notes = Notes()
     run(*measuring(f"test -f {{model}}/config.json && {STEP}"), registry=exporting, progress=notes)
     run("run.name=without")
-    assert figures(tmp_path / "runs" / "run") == {step: {"eval/accuracy": step + 0.5} for step in (2, 4, 6)}
+    assert figures(tmp_path / "runs" / "run") == {step: {"checkpoint_eval/accuracy": step + 0.5} for step in (2, 4, 6)}
     merged = RunDirectory(path=tmp_path / "runs" / "run").read_metrics()
     for record in merged:
-        record.pop("eval/accuracy", None)
+        record.pop("checkpoint_eval/accuracy", None)
     others = conftest.read_metrics(tmp_path / "runs" / "without")
     measured = conftest.MEASURED
     assert [{name: one for name, one in record.items() if not name.startswith(measured)} for record in merged] == others
-    assert "evaluation of the checkpoint of step 4: eval/accuracy 4.5" in notes.texts
+    assert "evaluation of the checkpoint of step 4: checkpoint_eval/accuracy 4.5" in notes.texts
     left = {
         str(path.relative_to(tmp_path / "runs/run/evaluations/step-000006"))
         for path in (tmp_path / "runs/run/evaluations/step-000006").iterdir()
@@ -174,13 +176,13 @@ def test_every_nth_checkpoint_and_the_last_are_measured(run: Run, exporting: Reg
 def test_checkpoints_of_a_run_that_generates_ahead_are_measured(run: Run, exporting: Registry, tmp_path: Path) -> None:
     options = "async.max_staleness=1", "training.minibatches_per_step=1", "algorithm.fake.generation_ratio=true"
     run(*measuring("cat {model}/config.json", "wait=true"), *options, registry=exporting)
-    assert figures(tmp_path / "runs" / "run") == {step: {"eval/version": float(step)} for step in (2, 4, 6)}
+    assert figures(tmp_path / "runs" / "run") == {step: {"checkpoint_eval/version": float(step)} for step in (2, 4, 6)}
 
 
 def test_a_model_outlives_its_checkpoint(run: Run, exporting: Registry, tmp_path: Path) -> None:
     script = "while test -e {run_directory}/checkpoints/step-000002; do sleep 0.02; done; cat {model}/config.json"
     run(*measuring(script), "checkpoint.keep=1", registry=exporting)
-    assert figures(tmp_path / "runs" / "run") == {step: {"eval/version": 2.0 * step} for step in (2, 4, 6)}
+    assert figures(tmp_path / "runs" / "run") == {step: {"checkpoint_eval/version": 2.0 * step} for step in (2, 4, 6)}
 
 
 @pytest.mark.parametrize(
@@ -258,7 +260,7 @@ def test_what_a_program_leaves_behind_ends_with_it(evaluations_of: Any, tmp_path
     one = evaluations_of(f"{daemon} until test -e {tmp_path}/child; do sleep 0.02; done; {STEP}")
     one.checkpoint_saved(1, make_model)
     one.ends()
-    assert figures(tmp_path) == {1: {"eval/accuracy": 1.5}}
+    assert figures(tmp_path) == {1: {"checkpoint_eval/accuracy": 1.5}}
     assert is_gone(int((tmp_path / "child").read_text()))
 
 
@@ -306,7 +308,7 @@ def test_a_signal_to_the_whole_job_leaves_what_is_under_way_to_the_resumed_run(
     resumed = evaluations_of(script)
     resumed.begins(1)
     resumed.ends()
-    assert figures(tmp_path) == {1: {"eval/accuracy": 1.5}}
+    assert figures(tmp_path) == {1: {"checkpoint_eval/accuracy": 1.5}}
 
 
 def test_a_program_that_is_stopped_alone_is_left_to_the_resumed_run(evaluations_of: Any, tmp_path: Path) -> None:
@@ -319,7 +321,7 @@ def test_a_program_that_is_stopped_alone_is_left_to_the_resumed_run(evaluations_
     (tmp_path / "go").touch()
     one.begins(1)
     one.ends()
-    assert figures(tmp_path) == {1: {"eval/accuracy": 1.5}}
+    assert figures(tmp_path) == {1: {"checkpoint_eval/accuracy": 1.5}}
 
 
 def test_ctrl_c_does_not_wait_for_a_program_and_a_resumed_run_measures_again(
@@ -339,7 +341,7 @@ def test_ctrl_c_does_not_wait_for_a_program_and_a_resumed_run_measures_again(
         "checkpoint_evaluation.pass_environment=['NAMED_KEY']",
     )
     run(*measuring(script), *options, "checkpoint.every_n_steps=0", registry=exporting, resume=True)
-    assert figures(folder) == {6: {"eval/accuracy": 6.5}}
+    assert figures(folder) == {6: {"checkpoint_eval/accuracy": 6.5}}
 
 
 def test_a_run_without_room_for_the_model_goes_on(
@@ -394,7 +396,7 @@ def test_an_evaluation_that_was_killed_with_its_run_is_done_again(
     monkeypatch.setattr(ExportingTrainer, "fails", False)
     (tmp_path / "go").touch()
     run(*measuring(script), registry=exporting, resume=True)
-    assert figures(folder) == {step: {"eval/accuracy": step + 0.5} for step in (2, 4, 6)}
+    assert figures(folder) == {step: {"checkpoint_eval/accuracy": step + 0.5} for step in (2, 4, 6)}
     assert (folder / "ended").read_text().split() == ["2", "4", "6"]
 
 
@@ -406,7 +408,7 @@ def test_a_result_that_was_not_told_before_a_kill_is_told_and_later_ones_are_for
     for step in (2, 4):
         left = folder / "evaluations" / f"step-{step:06d}"
         (left / "model").mkdir(parents=True)
-        result = {"step": step, "figures": {"eval/accuracy": 7.0}, "failure": None, "seconds": 1.0}
+        result = {"step": step, "figures": {"checkpoint_eval/accuracy": 7.0}, "failure": None, "seconds": 1.0}
         (left / "result.json").write_text(json.dumps(result))
     run(*measuring(STEP), "run.num_steps=4", registry=exporting, resume=True)
-    assert figures(folder) == {2: {"eval/accuracy": 7.0}, 4: {"eval/accuracy": 4.5}}
+    assert figures(folder) == {2: {"checkpoint_eval/accuracy": 7.0}, 4: {"checkpoint_eval/accuracy": 4.5}}

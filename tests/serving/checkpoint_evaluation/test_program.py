@@ -33,7 +33,7 @@ def test_a_program_gets_its_places_and_variables(outcome_of: Any, tmp_path: Path
     script = 'printf "%s\\n" "$@" "$COLOUR" > seen; echo {} oops >&2; echo "{\\"n\\": $#}"'
     (tmp_path / "measure.sh").write_text(script.replace("> seen", f"> {tmp_path}/seen"))
     outcome = outcome_of("sh", f"{tmp_path}/measure.sh", "{model}", "{step}", "{run_directory}", "{output}/x", '{"a": {step}}')
-    assert outcome == Outcome(figures={"eval/n": 5.0})
+    assert outcome == Outcome(figures={"checkpoint_eval/n": 5.0})
     own = tmp_path / "step-000010"
     expected = [f"{own}/model", "10", str(tmp_path), f"{own}/output/x", '{"a": 10}', "green"]
     assert (tmp_path / "seen").read_text().splitlines() == expected
@@ -65,7 +65,9 @@ def test_files_of_an_earlier_attempt_are_no_figures(outcome_of: Any, tmp_path: P
     output.mkdir(parents=True)
     (output / "r.json").write_text('{"n": 1}')
     assert outcome_of("true", result_file="*.json").failure == f"it wrote no file *.json below {output}"
-    assert outcome_of("sh", "-c", 'echo "{\\"n\\": 2}" > {output}/r.json', result_file="*.json").figures == {"eval/n": 2.0}
+    assert outcome_of("sh", "-c", 'echo "{\\"n\\": 2}" > {output}/r.json', result_file="*.json").figures == {
+        "checkpoint_eval/n": 2.0
+    }
 
 
 def test_a_program_that_is_none_is_named(outcome_of: Any, tmp_path: Path) -> None:
@@ -115,7 +117,7 @@ def test_the_servers_port_is_kept_for_it_until_it_listens(outcome_of: Any, tmp_p
     variables = {**os.environ, "PYTHONPATH": str(package.parent)}
     outcome = outcome_of("sh", "-c", 'echo "{\\"n\\": {port}}"', serve=(), server_variables=variables)
     assert outcome.failure is None
-    assert outcome.figures["eval/n"] > 0
+    assert outcome.figures["checkpoint_eval/n"] > 0
 
 
 def test_a_key_of_the_server_stands_in_no_list_of_processes(outcome_of: Any, tmp_path: Path) -> None:

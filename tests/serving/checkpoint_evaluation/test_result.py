@@ -16,12 +16,16 @@ def figures(folder: Path, printed: str, file: str | None = None, key: str | None
 
 def test_the_last_line_that_is_an_object_counts(tmp_path: Path) -> None:
     printed = '{"accuracy": 0.25}\n  {"accuracy": 0.5, "solved": 3}\n[1, 2]\n{broken\nGood bye\n\n'
-    assert figures(tmp_path, printed) == {"eval/accuracy": 0.5, "eval/solved": 3.0}
+    assert figures(tmp_path, printed) == {"checkpoint_eval/accuracy": 0.5, "checkpoint_eval/solved": 3.0}
 
 
 def test_nested_names_are_joined_and_what_is_no_number_is_passed_over(tmp_path: Path) -> None:
     printed = json.dumps({"a": {"b,none": 1, "alias": "x", "ok": True, "n": None}, "scores": [{"value": 0.5}, 2], "": 1})
-    assert figures(tmp_path, printed) == {"eval/a/b,none": 1.0, "eval/scores/0/value": 0.5, "eval/scores/1": 2.0}
+    assert figures(tmp_path, printed) == {
+        "checkpoint_eval/a/b,none": 1.0,
+        "checkpoint_eval/scores/0/value": 0.5,
+        "checkpoint_eval/scores/1": 2.0,
+    }
 
 
 def test_the_newest_file_of_a_pattern_counts_below_a_key(tmp_path: Path) -> None:
@@ -32,12 +36,12 @@ def test_the_newest_file_of_a_pattern_counts_below_a_key(tmp_path: Path) -> None
         file.write_text(json.dumps({"results": {"task": {"acc": value}}, "config": {"seed": 7}}))
         os.utime(file, (seconds, seconds))
     found = figures(tmp_path, "", "**/results_*.json", "results.task")
-    assert found == {"eval/acc": 0.75}
+    assert found == {"checkpoint_eval/acc": 0.75}
 
 
 def test_a_key_may_lead_through_a_list(tmp_path: Path) -> None:
     printed = json.dumps({"scores": [{"metrics": {"accuracy": 0.5}}, {"metrics": {"accuracy": 1}}]})
-    assert figures(tmp_path, printed, key="scores.1.metrics") == {"eval/accuracy": 1.0}
+    assert figures(tmp_path, printed, key="scores.1.metrics") == {"checkpoint_eval/accuracy": 1.0}
 
 
 @pytest.mark.parametrize(

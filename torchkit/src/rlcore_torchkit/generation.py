@@ -11,9 +11,9 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from rlcore.spi.arrays import Float32Array, Int16Array, Int32Array, Int64Array, offsets_of
+from rlcore.spi.batch import SamplingMask
 from rlcore.spi.errors import ContractError
 from rlcore.spi.generator import FinishReason, GenerateRequest, GenerateResult, RoutedExperts, SamplingParams
-from rlcore.spi.sampling_mask import SamplingMask
 
 
 def splitmix64(state: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rlcore.cli.arguments import recipe_arguments
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.schema.printable import printable
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import Any
 
 from rlcore.cli.errors import RUN_DIRECTORY
 from rlcore.published_plugins import remedy_for
-from rlcore.registry.functions import only_function
 from rlcore.registry.plugin_errors import attributed
+from rlcore.registry.run_parts import only_function
 from rlcore.run.report.plain_progress import PlainProgress
 from rlcore.run.report.progress import Progress
 from rlcore.spi import PluginError

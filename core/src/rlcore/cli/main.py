@@ -15,13 +15,13 @@ class LazyGroup(ReportingGroup):
     # Functions import the registry: a Ctrl-C while that is imported is reported only within a call.
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Every usable command, by priority."""
-        from rlcore.registry.commands import commands
+        from rlcore.registry.run_parts import commands
 
         return [state.entry.name for state in commands() if state.is_usable]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write what each command does, or why it cannot be used. No command is imported."""
-        from rlcore.registry.commands import commands
+        from rlcore.registry.run_parts import commands
         from rlcore.registry.states import MAX_REASON_CHARACTERS
 
         rows = {
@@ -34,8 +34,8 @@ class LazyGroup(ReportingGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command. PluginError where it is not usable, or where its package is not installed."""
-        from rlcore.registry.commands import find_command
-        from rlcore.registry.version_compatibility import CORE
+        from rlcore.installed import CORE
+        from rlcore.registry.run_parts import find_command
 
         entry = find_command(cmd_name)
         if entry is None:

@@ -12,18 +12,14 @@ from attrs import evolve, frozen
 
 from rlcore.cli.errors import color_setting
 from rlcore.gpu import Device, detect_device
-from rlcore.registry.collectors import CollectorEntry
-from rlcore.registry.commands import CommandEntry, commands
-from rlcore.registry.discovery import ObserverEntry, Registry, discover, load_group
+from rlcore.installed import CORE
+from rlcore.registry.discovery import ObserverEntry, Registry, discover, load_group, named_entries
 from rlcore.registry.entries import ChannelEntry, DataSourceEntry, DescribedEntry, Installed
-from rlcore.registry.loop_observers import LoopObserverEntry
-from rlcore.registry.missing_roles import install_line, missing_roles, missing_text
-from rlcore.registry.selection import AUTO_ROLES, Row, auto_error, explain
+from rlcore.registry.run_parts import CollectorEntry, CommandEntry, LoopObserverEntry, TextEntry, commands
+from rlcore.registry.selection import AUTO_ROLES, Row, auto_error, explain, install_line, missing_roles, missing_text
 from rlcore.registry.states import MAX_REASON_CHARACTERS, PluginState, states_of
-from rlcore.registry.text import TextEntry
-from rlcore.registry.version_compatibility import CORE
 from rlcore.schema.printable import printable
-from rlcore.spi.provider import ROLES, Provider
+from rlcore.spi.provider import FUNCTION_KINDS, ROLES, Provider
 from rlcore.spi.version import SPI_VERSION
 
 _WIDTH_WITHOUT_TERMINAL = 240
@@ -34,6 +30,8 @@ _UNNAMED: Mapping[str, type[DescribedEntry]] = {
     "loop_observer": LoopObserverEntry,
 }
 """Kinds that no recipe names: a run takes those of the highest priority, and every loop observer."""
+_NOT_IMPORTED = ("architecture", *FUNCTION_KINDS)
+"""Kinds without a description. Importing one would import its code, so that whether it is usable shows where a run uses it."""
 Commands: TypeAlias = Sequence[PluginState[CommandEntry]]
 
 
@@ -50,10 +48,11 @@ def plugins_json(registry: Registry, device: Device, added: Commands = ()) -> di
         "plugins": [_row_json(row) for role in ROLES for row in explain(registry, role, device)],
         "auto": {role: _auto_json(registry, role, device) for role in AUTO_ROLES},
         "missing": _missing_json(registry, device),
-        "channels": [_channel_json(state) for state in _channel_states(registry)],
+        "channels": [{**_state_json(state), "cost": _cost(state.entry)} for state in _channel_states(registry)],
         "datasets": [_state_json(state) for state in states_of(registry.data_sources)],
         **{f"{kind}s": list(map(_state_json, states)) for kind, states in _unnamed().items()},
-        "observers": [_observer_json(state) for state in states_of(registry.observer_entries)],
+        "observers": [{**_state_json(s), "global": s.entry.is_global} for s in states_of(registry.observer_entries)],
+        **{f"{kind}s": [_named_json(entry) for entry in named_entries(kind)] for kind in _NOT_IMPORTED},
         "commands": [_state_json(state) for state in added],
         "warnings": list(registry.warnings),
     }
@@ -141,6 +140,7 @@ def _listed(registry: Registry, device: Device, added: Commands) -> Iterator[tup
             kind.replace("_", " "): (_listed_state(state, details=_priority(state.entry)) for state in states)
             for kind, states in _unnamed().items()
         },
+        **{kind.replace("_", " "): map(_listed_name, named_entries(kind)) for kind in _NOT_IMPORTED},
         "command": (_listed_state(state, details=[f"priority {state.entry.priority}"]) for state in added),
     }
     yield from ((kind, found) for kind, of_kind in kinds.items() if (found := list(of_kind)))
@@ -154,6 +154,11 @@ def _listed_state(state: PluginState[Any], mark: str = "", usable: str = "usable
         return _Listed(entry.name, mark, usable, {}, (detail,))
     status = ": ".join(filter(None, (f"{state.kind} ({entry.origin})", state.reason)))
     return _Listed(entry.name, mark, status, {"dim": True} if entry.disabled else {"fg": "red"}, (detail,))
+
+
+def _listed_name(entry: Installed) -> _Listed:
+    status, style = (f"disabled ({entry.origin})", {"dim": True}) if entry.disabled else (f"installed by {entry.origin}", {})
+    return _Listed(entry.name, "", status, style, ())
 
 
 def _listed_row(row: Row) -> _Listed:
@@ -210,14 +215,11 @@ def _row_json(row: Row) -> dict[str, Any]:
     provider = entry.provider if entry.error is None else None  # else its fields may hold anything
     return {
         "role": entry.role,
-        "name": entry.name,
-        "distribution": entry.distribution,
-        "version": entry.version,
+        **_named_json(entry),
         "spi": _spi_json(entry.provider),
         "priority": provider.priority if provider else None,
         "capabilities": sorted(map(str, provider.capabilities)) if provider else None,
         "devices": sorted(map(str, provider.devices)) if provider else None,
-        "disabled": entry.disabled,
         "state": row.kind,
         "usable": row.is_usable,
         "reason": row.reason,
@@ -235,24 +237,12 @@ def _missing_json(registry: Registry, device: Device) -> dict[str, Any]:
     return {"roles": list(roles), "install": install_line(roles)}
 
 
-def _channel_json(state: PluginState[ChannelEntry]) -> dict[str, Any]:
-    return {**_state_json(state), "cost": _cost(state.entry)}
-
-
-def _observer_json(state: PluginState[ObserverEntry]) -> dict[str, Any]:
-    return {**_state_json(state), "global": state.entry.is_global}
-
-
 def _state_json(state: PluginState[Any]) -> dict[str, Any]:
-    entry: Installed = state.entry
-    return {
-        "name": entry.name,
-        "distribution": entry.distribution,
-        "version": entry.version,
-        "disabled": entry.disabled,
-        "state": state.kind,
-        "error": state.reason,
-    }
+    return {**_named_json(state.entry), "state": state.kind, "error": state.reason}
+
+
+def _named_json(entry: Installed) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in ("name", "distribution", "version", "disabled")}
 
 
 def _spi_json(provider: Provider | None) -> list[int] | None:

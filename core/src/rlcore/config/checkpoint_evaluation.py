@@ -12,8 +12,9 @@ _PROGRAM = Constraint("that begin with a program", lambda value: bool(value) and
 
 @frozen(kw_only=True)
 class CheckpointEvaluationConfig:
-    """`[checkpoint_evaluation]`: a program that measures checkpoints while the training goes on. What it finds are the figures
-    `eval/NAME` of the checkpoint's step, in metrics.jsonl and in sinks. Where it fails, a note says so, and the run goes on."""
+    """`[checkpoint_evaluation]`: a program that measures checkpoints while the training goes on. Its figures are the metrics
+    `checkpoint_eval/NAME` of the checkpoint's step, in metrics.jsonl and in sinks. Where it fails, a note says so, and the run
+    goes on."""
 
     command: Annotated[tuple[str, ...], _PROGRAM]
     """The program and its arguments, started where the run was. In these, {model} is the directory of the checkpoint's model in
@@ -32,7 +33,7 @@ class CheckpointEvaluationConfig:
     """Names of further environment variables of the run that the program gets. It always gets those that programs need, such as
     PATH, HOME and LANG. The server gets all variables of the run."""
     result_file: Text | None = None
-    """Where the program writes its figures: a JSON file below {output}, as a path from there or a pattern such as
+    """The file into which the program writes its figures: JSON below {output}, as a path from there or a pattern such as
     "**/results_*.json", of which the newest file counts. None is its standard output, of which the last line that is a JSON
     object counts."""
     result_key: Text | None = None

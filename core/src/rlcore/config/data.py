@@ -17,7 +17,7 @@ NumRows: TypeAlias = Annotated[int, at_least(1, "Leave the key out for all rows.
 
 @frozen(kw_only=True)
 class RowsConfig:
-    """Where rows are, and what their fields are called."""
+    """The place of rows, and the names of their fields."""
 
     source: Text = "environment"
     """The environment's own rows, or a data source that `rlcore plugins` lists: "jsonl"; with `rlcore[datasets]` "csv",
@@ -73,8 +73,8 @@ class DatasetConfig(RowsConfig):
     max_prompt_tokens: Positive | None = None
     """Longest prompt of this data set, where that is to be less than rollout.max_prompt_tokens, which it is where None."""
     on_long_prompt: Literal["error", "drop"] = "error"
-    """What to do with rows whose prompts are over that limit, and with answers to learn over rollout.max_response_tokens: an
-    error, or leave them out and say how many."""
+    """Handling of rows whose prompts are over that limit, and of answers to learn over rollout.max_response_tokens: an error,
+    or leave them out and report their number."""
 
     def parts(self) -> Mapping[str, "DatasetConfig"]:
         """Each data set of `mix` by itself, by its name."""
@@ -93,7 +93,7 @@ class DataConfig:
     evaluation: DatasetConfig | None = None
     """None where evaluation is off."""
     on_overlap: Literal["note", "error"] = "note"
-    """What to do where held-out prompts are trained on too: say how many, or end the run before it begins."""
+    """Handling of held-out prompts that are trained on too: report their number, or end the run before it begins."""
     zero_variance_weight: Annotated[float, above_at_most(0, 1, "1.0 takes all prompts as often.")] = 1.0
     """How often a prompt is taken whose last samples all had the same reward, as where all of them solved it or none, from
     which a comparison within its group learns nothing: as a share of how often other prompts are. 1.0 is as often."""

@@ -10,8 +10,7 @@ import tomli
 from attrs import field, frozen
 
 from rlcore.reading import parse_toml
-from rlcore.schema.file_limits import read_file
-from rlcore.schema.homes import expanded, has_home
+from rlcore.schema.file_limits import expanded, has_home, read_file
 from rlcore.schema.suggestions import similar_path
 from rlcore.secrets import keep_secrets
 from rlcore.spi import ConfigError, Problem, installed_data_sources
@@ -23,7 +22,7 @@ MAX_RECIPE_BYTES = 16 * 2**20
 MAX_FILES = 200
 """Files that a recipe extends, those of its own files included."""
 COMMAND_LINE = "the command line"
-"""What messages call what was written there."""
+"""The name that messages give to it."""
 MODEL_PATHS: tuple[Key, ...] = (("model", "path"), ("reference", "path"), ("critic", "path"))
 ADAPTER_PATH: Key = ("lora", "init_from")
 DATA_PATHS: tuple[Key, ...] = (("data", "train", "path"), ("data", "evaluation", "path"))
@@ -31,12 +30,12 @@ DATA_PATHS: tuple[Key, ...] = (("data", "train", "path"), ("data", "evaluation",
 
 @frozen(kw_only=True)
 class Origin:
-    """Where a value was written."""
+    """The place in which a value was written."""
 
     label: str
     """A file's name as the user knows it, or "the command line"."""
     directory: Path
-    """What its relative paths start from."""
+    """The folder from which its relative paths start."""
 
 
 @frozen(kw_only=True)
@@ -48,10 +47,11 @@ class RawRecipe:
     values: Mapping[str, Any]
     """The merged TOML document, without `extends`."""
     origins: Mapping[Key, Origin] = field(factory=dict)
-    """Where each value that is no table, and each empty table, was written last."""
+    """The last origin of each value that is no table, and of each empty table."""
 
     def origin(self, key: Key) -> str | None:
-        """Where the value at `key`, or the first one below or above it, was written; None where nothing was."""
+        """Return the place in which the value at `key`, or the first one below or above it, was written; None where nothing
+        was."""
         for candidate, origin in self.origins.items():
             shared = min(len(candidate), len(key))
             if candidate[:shared] == key[:shared]:

@@ -10,9 +10,8 @@ from attrs import field, frozen
 
 from rlcore.config.asynchrony import AsyncConfig
 from rlcore.config.checkpoint_evaluation import CheckpointEvaluationConfig
-from rlcore.config.critic import CriticConfig, Offload
 from rlcore.config.data import DataConfig, NumRows
-from rlcore.config.model import ModelConfig, ReferenceConfig
+from rlcore.config.model import CriticConfig, ModelConfig, Offload, ReferenceConfig
 from rlcore.config.plugin_choice import EACH_ONCE, NamedPluginChoice, ObserversConfig, PluginChoice, PluginsConfig, SinksConfig
 from rlcore.schema.constraints import (
     KNOWN_HOME,
@@ -101,10 +100,10 @@ class RolloutConfig:
     max_turns: Positive = 1
     """Most turns of an episode."""
     history: Literal["refuse", "keep_sampled", "segment"] = "refuse"
-    """What becomes of a chat of several turns whose template would change what the policy has read or said, as some take out
-    earlier thoughts. "refuse" is an error. "keep_sampled" keeps everything as the policy saw it, and takes from the template
-    only what it puts behind the turn. "segment", with agents and with chats to learn alone, begins another sequence, with
-    the chat as the template writes it now."""
+    """Handling of a chat of several turns whose template would change earlier tokens, as some take out earlier thoughts.
+    "refuse" is an error. "keep_sampled" keeps everything as the policy saw it, and takes from the template only what it puts
+    behind the turn. "segment", with agents and with chats to learn alone, begins another sequence, with the chat as the
+    template writes it now."""
     max_turn_tokens: Positive | None = None
     """Most tokens of one turn of the policy; None is whatever `max_response_tokens` leaves. An episode goes on after a
     turn that this cut off."""
@@ -123,8 +122,8 @@ class RolloutConfig:
     """With it, the most groups that may be replaced from one step to the next, in relation to training.prompts_per_step times
     1 + async.max_staleness; beyond it the run ends."""
     replay_routing: bool = False
-    """Whether, for mixture-of-experts models, the generator reports which experts each token went to, and the trainer sends it
-    to the same ones."""
+    """For mixture-of-experts models, have the generator report the experts of each token, and the trainer send it to the same
+    ones."""
     environment_timeout_s: Seconds = 60.0
     """Most seconds for one call of the environment."""
     environment_concurrency: Positive | None = None
@@ -134,7 +133,7 @@ class RolloutConfig:
     One that takes longer is masked, and counted as `environment/timed_out` and `environment/failed`; None is no bound."""
     on_environment_error: Literal["error", "mask"] = "error"
     """End the run, or mask the sample out of the training step and count it as `environment/failed`; in an evaluation it is not
-    solved, and counted as `evaluation/failed`."""
+    solved, and counted as `eval/failed`."""
     max_failed_fraction: Share = 0.5
     """With "mask" or `episode_timeout_s`, the largest share of samples that may have failed; above it the run ends and says
     why. It is of the samples of an evaluation or of a step, and where steps overlap of all steps that are under way at once.
@@ -180,15 +179,15 @@ class RefitConfig:
     channel: Text = "auto"
     """The name of a channel that `rlcore plugins` lists. "auto" takes the cheapest that trainer and generator both have where
     they run."""
-    adapters: Literal["auto", "merged", "apart"] = "auto"
-    """How the adapters of [lora] travel. "merged": in the whole model's weights, each time. "apart": without these, which the
-    generator keeps; only its first refit, and each after it slept or was started anew, brings the weights too. "auto" is
-    "apart" where trainer and generator both can."""
+    adapters: Literal["auto", "merged", "unmerged"] = "auto"
+    """How the adapters of [lora] travel. "merged": in the whole model's weights, each time. "unmerged": without these, which
+    the generator keeps; its first refit, and each after it slept or was started anew, brings the weights too. "auto" is
+    "unmerged" where trainer and generator both can."""
     max_bucket_mib: Positive = 256
     """Most MiB that travel at once."""
     delta: Literal["off", "device", "host"] = "off"
-    """Whether a refit brings only the values that have changed since the one before. Both sides then keep what that brought, on
-    their "device" or their "host". With the channels "shards" and "directory"."""
+    """Send only the values that have changed since the refit before. Both sides then keep what that brought, on their "device"
+    or their "host". With the channels "shards" and "directory"."""
     max_attempts: Positive = 2
     """How often a refit, or a generation whose worker died, is tried before the run ends; workers are restarted in between."""
 
@@ -197,11 +196,11 @@ class RefitConfig:
 class OffloadConfig:
     """`[offload]`: trainer and generator that share a GPU take turns in its memory; nothing moves elsewhere."""
 
-    generator_sleeps: bool = True
+    generator_sleep_mode: bool = True
     """While the trainer works, the generator's weights and KV cache leave the device."""
     trainer: Offload = "none"
-    """What of the trainer leaves the device while the generator works: nothing, optimizer state and gradients, or its weights
-    too."""
+    """The parts of the trainer that leave the device while the generator works: nothing, optimizer state and gradients, or its
+    weights too."""
 
 
 @frozen(kw_only=True)

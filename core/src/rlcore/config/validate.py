@@ -12,7 +12,7 @@ from rlcore.config.asynchrony import AsyncConfig
 from rlcore.config.data_problems import mix_problems, source_problems
 from rlcore.config.recipe import EvaluationConfig, Recipe, RolloutConfig
 from rlcore.schema import describe
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import Problem
 
 _MOST_SAMPLES = 2**24
@@ -120,10 +120,10 @@ def _adapters_to_export(recipe: Recipe) -> Iterator[Problem]:
 
 @rule("lora", "refit.adapters")
 def _adapters_to_send(recipe: Recipe) -> Iterator[Problem]:
-    if recipe.refit.adapters == "apart" and recipe.lora is None:
+    if recipe.refit.adapters == "unmerged" and recipe.lora is None:
         yield Problem(
             path="refit.adapters",
-            found='"apart", without a [lora]',
+            found='"unmerged", without a [lora]',
             expected='"auto": there are no adapters',
             remedy="Write [lora], or leave it out.",
         )
@@ -322,7 +322,7 @@ def _nothing_is_stale(recipe: Recipe) -> Iterator[Problem]:
 
 @rule("model.chat_template_kwargs")
 def _template_variables(recipe: Recipe) -> Iterator[Problem]:
-    """What a served chat template cannot have as a default: it is written as JSON into the template."""
+    """Refuse defaults that a served chat template cannot have: they are written into it as JSON."""
     for name, value in recipe.model.chat_template_kwargs.items():
         if not name.isidentifier():
             yield Problem(

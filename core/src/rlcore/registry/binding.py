@@ -25,17 +25,18 @@ from rlcore.registry.hooks import (
     observer_problems,
     recorded,
 )
+from rlcore.registry.own_plugins import PythonConfig
 from rlcore.registry.plugin_errors import SLOW, attributed, in_time, listing_error
 from rlcore.registry.provider_calls import import_object, provider_of, require_arguments
 from rlcore.registry.trainer_handle import TrainerHandle
-from rlcore.spi import capabilities
+from rlcore.spi import ConfigError, Problem, capabilities
 from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, StatefulAlgorithm
 from rlcore.spi.context import AlgorithmContext, EnvironmentContext, GeneratorContext, TrainerContext
 from rlcore.spi.environment import AgentEnvironment, Environment
 from rlcore.spi.errors import ContractError, PluginError
 from rlcore.spi.execution import OpenBackends
 from rlcore.spi.generator import GeneratorSpec
-from rlcore.spi.hooks import PROJECT
+from rlcore.spi.lifecycle import PROJECT
 from rlcore.spi.observer import ObserverContext
 from rlcore.spi.provider import Provider, Role
 from rlcore.spi.sink import Sink, SinkContext
@@ -252,3 +253,11 @@ def _class_problems(cls: type, role: Role, provider: Provider) -> Iterator[str]:
 def _require_fit(entry: Entry | ObserverEntry, problems: Sequence[str]) -> None:
     if problems:
         raise listing_error(f"{entry.label} does not fit its role, {len(problems)} problem(s)", problems)
+
+
+class MissingEnvironment(Environment):
+    """Refuses to be built: ConfigError."""
+
+    def __init__(self, context: EnvironmentContext, config: PythonConfig) -> None:  # noqa: ARG002
+        expected = "an environment that a program hands over: rlcore.train(recipe, environment=…), also where a run is resumed"
+        raise ConfigError([Problem(path="environment.name", found='"python", and none', expected=expected)])

@@ -13,7 +13,7 @@ from attrs import evolve
 
 from rlcore.registry.module_source import path_problem
 from rlcore.registry.plugin_errors import SLOW, attributed, fault_of
-from rlcore.schema.listing import listed
+from rlcore.schema.suggestions import listed
 from rlcore.spi.arrays import Float32Array, Int64Array, check_array, check_range
 from rlcore.spi.batch import TokenBatch
 from rlcore.spi.errors import ContractError, NonFiniteError, RefitError
@@ -40,7 +40,6 @@ OWN_METRICS = frozenset(
         "updates",
         "tokens_per_second",
         "generated_tokens_per_second",
-        "mean_generated_tokens",
         "critic/loss",
         "critic/grad_norm",
         "critic/learning_rate",
@@ -48,7 +47,10 @@ OWN_METRICS = frozenset(
     }
 )
 """Names in metrics.jsonl that no plugin's metric may have."""
-_OWN_FOLDERS = ("async", "data", "environment", "evaluation", "generation", "memory", "refit", "reward", "speculative", "time")
+_OWN_FOLDERS = (
+    *("async", "checkpoint_eval", "data", "environment", "eval", "generation"),
+    *("memory", "refit", "reward", "speculative", "time"),
+)
 OWN_PREFIXES = tuple(f"{folder}/" for folder in _OWN_FOLDERS)
 
 RecordT = TypeVar("RecordT")

@@ -11,6 +11,7 @@ from rlcore.installed import (
     core_entry_points,
     disabled_by_variable,
     distribution_of,
+    incompatibility,
     installed_entry_points,
     matching,
     unreadable_metadata,
@@ -19,7 +20,6 @@ from rlcore.registry.entries import AnyEntry, ChannelEntry, DataSourceEntry, Des
 from rlcore.registry.plugin_errors import fault_of, listing_error
 from rlcore.registry.provider_checks import observer_config, observer_error, provider_problems
 from rlcore.registry.states import named_state, states_of
-from rlcore.registry.version_compatibility import incompatibility
 from rlcore.schema.suggestions import did_you_mean
 from rlcore.spi.provider import FUNCTION_KINDS, GROUPS, ROLES, Provider, Role, group_of
 from rlcore.time_limit import FalseInterruptError, LateError
@@ -30,6 +30,7 @@ class Entry(DescribedEntry):
     """One installed plugin of a role."""
 
     described_by: ClassVar[type] = Provider
+    path_fields: ClassVar[tuple[str, ...]] = ("backend", "check", "plan", "tool_parser")
     role: Role
     provider: Provider | None = None
     taken_away: frozenset[str] = frozenset()
@@ -40,14 +41,6 @@ class Entry(DescribedEntry):
         assert self.provider is not None
         yield from super().problems()
         yield from provider_problems(self.provider, self.name, self.role)
-
-    def paths(self) -> dict[str, str]:
-        """Return the paths of the backend and of the functions that the provider names."""
-        provider = self.provider
-        if provider is None:
-            return {}
-        optional = {"check": provider.check, "plan": provider.plan, "tool_parser": provider.tool_parser}
-        return {"backend": provider.backend, **{name: path for name, path in optional.items() if path is not None}}
 
 
 @frozen(kw_only=True, eq=False)
@@ -203,8 +196,18 @@ def load_group(entry: type[AnyEntry], kind: str, disabled: _DisableList | None =
     """Import what the entry points of a kind name, and check it. Without `disabled`, the environment variable alone disables
     some of them."""
     disabled = disabled or _disable_list(())
-    points = _sorted(installed_entry_points().entry_points.select(group=group_of(kind), **selected))
-    return tuple(_loaded(_named(entry, point, kind), point, disabled) for point in points)
+    return tuple(_loaded(_named(entry, point, kind), point, disabled) for point in _points(kind, **selected))
+
+
+def named_entries(kind: str) -> tuple[Installed, ...]:
+    """Return the entry points of a kind, of which nothing is imported. No setting disables families of models."""
+    disabled = _DisableList(()) if kind == "architecture" else _disable_list(())
+    named = (_named(Installed, point, kind) for point in _points(kind))
+    return tuple(evolve(entry, disabled=disabled.covers(entry)) for entry in named)
+
+
+def _points(kind: str, **selected: Any) -> Sequence[EntryPoint]:
+    return _sorted(installed_entry_points().entry_points.select(group=group_of(kind), **selected))
 
 
 def _named(entry: type[AnyEntry], entry_point: EntryPoint, kind: str) -> AnyEntry:

@@ -6,7 +6,7 @@ from contextlib import contextmanager, redirect_stdout
 from inspect import iscoroutine
 from typing import Any, ClassVar, TypeVar, get_args
 
-from attrs import evolve, frozen
+from attrs import evolve, fields_dict, frozen
 
 from rlcore.registry.module_source import path_problem
 from rlcore.registry.plugin_errors import fault_of
@@ -68,6 +68,8 @@ class DescribedEntry(Installed):
 
     described_by: ClassVar[type]
     """The class of the description."""
+    path_fields: ClassVar[tuple[str, ...]] = ()
+    """The description's fields that name what it brings, each as `package.module:name` or None."""
     provider: Any = None
     """The description. None where it is disabled or could not be imported; there may be one besides an error (a wrong SPI
     version, say)."""
@@ -94,7 +96,9 @@ class DescribedEntry(Installed):
 
     def paths(self) -> dict[str, str]:
         """Return the paths of the description, by field."""
-        return {}
+        found = {} if self.provider is None else {name: getattr(self.provider, name) for name in self.path_fields}
+        declared = fields_dict(self.described_by)
+        return {name: path for name, path in found.items() if path is not None or declared[name].default is not None}
 
     @property
     def is_of_another_interface(self) -> bool:
@@ -115,6 +119,7 @@ class ChannelEntry(DescribedEntry):
     """One installed refit channel."""
 
     described_by: ClassVar[type] = ChannelProvider
+    path_fields: ClassVar[tuple[str, ...]] = ("sender", "receiver")
     role: str = "channel"
     provider: ChannelProvider | None = None
 
@@ -134,17 +139,13 @@ class ChannelEntry(DescribedEntry):
         if (channel.sender is None) != (channel.receiver is None):
             yield f"sender is {channel.sender!r}, receiver {channel.receiver!r}; expected both or neither"
 
-    def paths(self) -> dict[str, str]:
-        """Return the paths of both ends."""
-        ends = {} if self.provider is None else {"sender": self.provider.sender, "receiver": self.provider.receiver}
-        return {name: path for name, path in ends.items() if path is not None}
-
 
 @frozen(kw_only=True, eq=False)
 class DataSourceEntry(DescribedEntry):
     """One installed data source."""
 
     described_by: ClassVar[type] = DataSourceProvider
+    path_fields: ClassVar[tuple[str, ...]] = ("read",)
     role: str = "dataset"
     provider: DataSourceProvider | None = None
 
@@ -161,10 +162,6 @@ class DataSourceEntry(DescribedEntry):
             yield f"suffixes are {', '.join(wrong)}; expected small letters behind a dot, such as .csv"
         if not source.keys <= {"subset", "split"}:
             yield f"keys are {sorted(source.keys)}; expected some of subset and split"
-
-    def paths(self) -> dict[str, str]:
-        """Return the path of the function that reads."""
-        return {} if self.provider is None else {"read": self.provider.read}
 
 
 def probed(unavailable: Callable[[], str | None]) -> str | None:

@@ -7,12 +7,11 @@ from typing import Any, ClassVar
 
 from attrs import evolve
 
-from rlcore.registry.checked_feed import CheckedFeed
 from rlcore.registry.checks import check_int, check_record, compare_digests, recorded_export
 from rlcore.registry.discovery import Entry
 from rlcore.registry.handle import BackendHandle
 from rlcore.registry.hooks import CallRecord
-from rlcore.registry.sample_checks import ExpectedSamples, check_samples, check_vocabulary
+from rlcore.registry.sample_checks import CheckedFeed, ExpectedSamples, check_samples, check_vocabulary
 from rlcore.spi import capabilities
 from rlcore.spi.channels import installed_channels
 from rlcore.spi.errors import ContractError, RefitError, WorkerError

@@ -18,7 +18,8 @@ changed. A refit that fails leaves a generator without weights that count, until
 of a generator's set_residency. The other calls read only, and leave a backend usable whatever they raise.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -249,3 +250,17 @@ def _check_files(request: SaveStateRequest, result: SaveStateResult) -> None:
             raise ContractError(f"files: found {name!r}; expected a path below the directory, relative to it")
         if not (request.directory / name).is_file():
             raise ContractError(f"files: {name!r} is not in {request.directory}; expected a file that was written")
+
+
+@contextmanager
+def closed_after(handle: BackendHandle) -> Iterator[None]:
+    """Close the backend whatever happens. Where something had failed before, a failing close is a note on that."""
+    try:
+        yield
+    except BaseException as error:
+        try:
+            handle.close()
+        except Exception as failure:
+            error.add_note(f"{handle.entry.label} then failed in close too: {described(failure)}")
+        raise
+    handle.close()

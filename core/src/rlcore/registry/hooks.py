@@ -15,7 +15,7 @@ from inspect import Parameter
 from typing import Any
 
 from rlcore.spi.errors import PluginError
-from rlcore.spi.hooks import hookimpl
+from rlcore.spi.lifecycle import hookimpl
 
 Hook = Callable[..., Any]
 _IMPL = "rlcore_impl"

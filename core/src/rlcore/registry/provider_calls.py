@@ -11,10 +11,10 @@ from rlcore.registry.discovery import Entry
 from rlcore.registry.hooks import arguments_problem
 from rlcore.registry.plugin_errors import SLOW, attributed, blame, fault_of, in_time
 from rlcore.spi.context import CheckContext, ModelSpec
+from rlcore.spi.environment import ParseToolCalls
 from rlcore.spi.errors import Note, PluginError, Problem
 from rlcore.spi.planning import PlanContext, PlanOption
 from rlcore.spi.provider import Provider
-from rlcore.spi.tools import ParseToolCalls
 from rlcore.time_limit import FalseInterruptError, LateError, loading
 
 

@@ -11,6 +11,7 @@ from rlcore.published_plugins import first_published, how_to_install, pip_line, 
 from rlcore.registry.discovery import Entry, Registry, load_entry
 from rlcore.registry.entries import Installed
 from rlcore.registry.plugin_errors import listing_error
+from rlcore.registry.run_parts import collector
 from rlcore.registry.states import PluginState, named_state, states_of
 from rlcore.spi.errors import PluginError
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, Provider, Role
@@ -235,3 +236,32 @@ def _priority(entry: Entry) -> int:
 
 def _with_priority(entry: Entry) -> str:
     return f"{entry.name!r} (priority {_priority(entry)})" if entry.error is None else f"{entry.name!r} ({entry.origin})"
+
+
+NEEDED: tuple[Role, ...] = ("trainer", "generator", "algorithm", "environment")
+"""The roles of a run with rewards."""
+
+
+def missing_roles(registry: Registry, device: Device) -> tuple[str, ...]:
+    """Return the roles of a run with rewards that no usable plugin fills; the collector of its samples is one."""
+    missing = tuple(role for role in NEEDED if not any(row.is_usable for row in explain(registry, role, device)))
+    try:
+        collector("episodes")
+    except PluginError:
+        return (*missing, "collector")
+    return missing
+
+
+def install_line(roles: tuple[str, ...]) -> str | None:
+    """Return the command that installs a plugin for each role; None where no such plugin is released."""
+    requirements = [requirement for role in roles if (requirement := first_published(role)) is not None]
+    return pip_line(requirements) if requirements else None
+
+
+def missing_text(registry: Registry, device: Device) -> str | None:
+    """Return a line that names the missing roles and the command for them; None where no role is missing."""
+    roles = missing_roles(registry, device)
+    if not roles:
+        return None
+    line = install_line(roles)
+    return f"missing for a run with rewards: {', '.join(roles)}{f'. Run: {line}' if line else ''}"

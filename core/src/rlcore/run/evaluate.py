@@ -7,7 +7,7 @@ from pathlib import Path
 from attrs import evolve
 
 from rlcore.registry.generator_handle import OWN_VERSION
-from rlcore.run.execution.backends import execution
+from rlcore.run.execution.context import execution
 from rlcore.run.execution.in_process import generator_alone
 from rlcore.run.execution.weight_sync import weight_sync_of
 from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm
@@ -31,8 +31,8 @@ def evaluate(
     tokenizer: Tokenizer | None = None,
     with_bounds: bool = False,
 ) -> dict[str, float]:
-    """What the recipe's held-out set says of the model, or of a checkpoint of it: pass@1 by its environment, or without one
-    the algorithm's own figures. `with_bounds` measures confidence intervals, whatever the recipe says."""
+    """Measure the model, or a checkpoint of it, on the recipe's held-out set: pass@1 by its environment, or without one the
+    algorithm's own figures. `with_bounds` measures confidence intervals, whatever the recipe says."""
     recipe = prepared.recipe
     if with_bounds:
         recipe = evolve(recipe, evaluation=evolve(recipe.evaluation, confidence_bounds=True))

@@ -44,9 +44,9 @@ class InterruptGuard:
         self._requested = False
         self._depth = 0
         self.pressed = False
-        """Whether a signal has arrived."""
+        """True where a signal has arrived."""
         self.torn = False
-        """Whether a second signal ended a deferred part in its middle, so that the state is not whole."""
+        """True where a second signal ended a deferred part in its middle, so that the state is not whole."""
 
     @contextmanager
     def entered(self) -> Iterator[None]:

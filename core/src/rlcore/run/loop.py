@@ -16,8 +16,8 @@ from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.protocols import Learner, LoopObserver, LoopPosition, Saver, Scorer, Source, TrainedStep, WeightSync
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock, idle_seconds
+from rlcore.run.train_step.metrics import sample_metrics, throughput_metrics
 from rlcore.run.train_step.minibatches import minibatches_with_signal
-from rlcore.run.train_step.sample_metrics import sample_metrics, throughput_metrics
 
 
 @frozen(kw_only=True, eq=False)
@@ -120,7 +120,7 @@ class Loop:
             self.weights.refit(self.position.weight_version, before_change=self.source.make_way)
 
     def _metrics_of(self, step: TrainedStep, figures: dict[str, float]) -> dict[str, float]:
-        """All that metrics.jsonl tells of the step, but for evaluations."""
+        """Return the step's metrics for metrics.jsonl, without those of evaluations."""
         times = self.clock.end_step()
         times |= idle_seconds(times, self.source.generating_s())
         metrics = sample_metrics(step.scored) | figures | throughput_metrics(step.scored, times["time/total_s"])

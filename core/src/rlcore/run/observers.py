@@ -7,7 +7,7 @@ from attrs import frozen
 
 from rlcore.config.recipe import Recipe
 from rlcore.run.interrupt import InterruptGuard
-from rlcore.run.plan.observer_check import wanted_observers
+from rlcore.run.plan.checks import wanted_observers
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import LoopObserver
 from rlcore.run.report.progress import Progress

@@ -64,7 +64,7 @@ class LoopPosition:
     unlogged: dict[str, float] | None = None
     """Metrics of `step` while its evaluation and its line in metrics.jsonl are still to come."""
     algorithm_state: AlgorithmState | None = None
-    """What the algorithm kept when `step` was done; None where it keeps nothing. Its own is ahead of that within a step."""
+    """The algorithm's state when `step` was done; None where it keeps none. Its own is ahead of that within a step."""
     saved_step: int = -1
     """Step of the newest checkpoint that this process wrote or read; -1 where there is none."""
 
@@ -156,7 +156,7 @@ class Source(ABC):
         """The weights are about to change: pause, unless the generator takes them in flight."""
 
     def state(self) -> bytes | None:
-        """What a checkpoint has to keep of it, while it is paused; None where all follows from the step."""
+        """Return its state for a checkpoint, while it is paused; None where all follows from the step."""
         return None
 
     def close(self) -> None:  # noqa: B027 - likewise
@@ -173,7 +173,7 @@ class TrainedStep:
     scored: spi.RolloutBatch
     """The samples with the columns that the algorithm reads."""
     trained: spi.TokenBatch
-    """What the algorithm made of them."""
+    """The training batch that the algorithm made of them."""
 
 
 class LoopObserver:
@@ -255,7 +255,7 @@ class WeightSync:
         *,
         before_change: Callable[[], None] = nothing,  # noqa: ARG002 - likewise
     ) -> ResultT:
-        """What `generate` returns with the generator at these weights."""
+        """Return the result of `generate` with the generator at these weights."""
         return generate()
 
     def take_metrics(self) -> dict[str, float]:

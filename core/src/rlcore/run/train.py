@@ -9,7 +9,7 @@ from pathlib import Path
 from attrs import evolve
 
 from rlcore.registry.binding import build_sink
-from rlcore.run.execution.backends import execution
+from rlcore.run.execution.context import execution
 from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm
 from rlcore.run.observers import ObservedRun, installed_observers
 from rlcore.run.plan.inputs import load_inputs

@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeAlias
 
 from attrs import frozen
 
-from rlcore.schema.homes import has_home
+from rlcore.schema.file_limits import has_home
 
 
 @frozen
@@ -61,7 +61,7 @@ Finite: TypeAlias = Annotated[float, Constraint("that is finite", math.isfinite)
 Share: TypeAlias = Annotated[float, between(0, 1)]
 Text: TypeAlias = Annotated[str, not_empty()]
 PathText: TypeAlias = Annotated[str, KNOWN_HOME]
-"""A path that `rlcore.schema.homes.expanded` is called with."""
+"""A path that `rlcore.schema.file_limits.expanded` is called with."""
 
 
 @frozen

@@ -59,7 +59,7 @@ def docs(cls: type) -> Mapping[str, str]:
 
 
 def expectation(tp: object) -> str:
-    """What a recipe may write for the type, in words: "an integer of at least 1", 'one of "a", "b"'."""
+    """Describe the values that a recipe may write for the type: "an integer of at least 1", 'one of "a", "b"'."""
     if conditions := constraints(tp):
         return conditioned(expectation(plain(tp)), conditions)
     tp = plain(tp)

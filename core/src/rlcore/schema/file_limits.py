@@ -1,13 +1,25 @@
-"""Reads files from outside safely: regular files only, up to a number of bytes.
-
-A file that is refused is an OSError, whose `strerror` says what was found and what was expected.
-"""
+"""Files of users: paths that begin with a home, limits of what is read, and keys of JSON that stand twice."""
 
 import errno
 import os
 import stat
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+
+def expanded(path: str | Path) -> Path:
+    """Return the path with its leading ~ or ~name replaced by that home, and unchanged where that home is unknown (see
+    `has_home`)."""
+    return Path(os.path.expanduser(path))
+
+
+def has_home(path: str) -> bool:
+    """Return False for a path that begins with an unknown home, or that has the character NUL."""
+    return "\0" not in path and not os.path.expanduser(path).startswith("~")
+
 
 MAX_BYTES = 256 * 2**20
 """Most bytes of a file that is read whole, other than a data set. The largest files of tokenizers have tens of MiB."""
@@ -81,3 +93,12 @@ def without_waiting(path: str, flags: int) -> int:
 
 def _too_long(path: Path, found: int, most: int) -> OSError:
     return OSError(errno.EFBIG, f"more bytes than are read of such a file: {found:,}, beyond {most:,}", str(path))
+
+
+def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, as an `object_pairs_hook`. ValueError names a key that it has twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((key, count),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"found the key {key!r:.40} {count} times in one object; expected it once")
+    return found

@@ -1,4 +1,4 @@
-"""Make foreign text safe to print: exact strings, without characters that a terminal obeys, and not without end."""
+"""Foreign text: exact strings that are safe to print, and lone surrogates, which UTF-8 and tokenizers cannot encode."""
 
 import unicodedata
 from typing import Any
@@ -47,3 +47,19 @@ def class_name(thing: object) -> str:
 
 def _escaped(letter: str) -> str:
     return letter.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def lone_surrogate(text: str) -> str | None:
+    """Return a description of the first lone surrogate in a text, and its place; None without one."""
+    if text.isascii():
+        return None
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"{described(text[error.start])} at character {error.start}"
+    return None
+
+
+def described(surrogate: str) -> str:
+    """Return the words for a lone surrogate in messages."""
+    return f"half a character (the surrogate \\u{ord(surrogate):04x} by itself)"

@@ -11,12 +11,12 @@ class Problem:
     """One thing that is wrong: where, what was found, what was expected, what to do."""
 
     path: str
-    """Where it is: a recipe key such as `training.num_steps`, a file, a plugin's name."""
+    """The place of the problem: a recipe key such as `training.num_steps`, a file, a plugin's name."""
     found: str
     expected: str
     remedy: str = ""
     origin: str = ""
-    """Who wrote what was found, a file or "the command line"; "" where that goes without saying."""
+    """The origin of what was found, a file or "the command line"; "" where that goes without saying."""
 
     def __str__(self) -> str:
         found = f"{self.found}, from {self.origin}" if self.origin else self.found
@@ -26,12 +26,12 @@ class Problem:
 
 @frozen(kw_only=True)
 class Note:
-    """What a user should know of something that works all the same."""
+    """A warning about something that works all the same."""
 
     path: str
-    """Where it is, as of a Problem."""
+    """Its place, as of a Problem."""
     text: str
-    """What was found and why it matters, without a full stop at its end."""
+    """The finding and why it matters, without a full stop at its end."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.text}"

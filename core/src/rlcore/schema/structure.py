@@ -47,8 +47,8 @@ class NotFinite(OutOfRange):
 
 
 def structure(value: object, tp: Any, path: str) -> tuple[Any, list[Problem]]:
-    """What a recipe's value makes of a type, such as an instance of an attrs class of a table, or None and every problem that
-    the value has. `path` is the value's own."""
+    """Convert a recipe's value to a type, such as a table to an instance of an attrs class. Return None and every problem where
+    the value has any. `path` is the value's own."""
     try:
         return converter().structure(value, tp), []
     except Exception as error:
@@ -94,7 +94,7 @@ def _scalar(value: Any, tp: Any) -> Any:
 
 
 def _scalar_remedy(value: object, tp: object) -> str:
-    """What a user who wrote this most likely meant."""
+    """Return the value that a user who wrote this most likely meant."""
     if isinstance(value, str) and tp is not str:
         if value.lower() in ("true", "false") and tp is bool:
             return f"Write {value.lower()}, without quotes."

@@ -1,6 +1,6 @@
-"""Did-you-mean, for names in error messages."""
+"""Names in messages: the nearest of those that are known, and the first few of many."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -15,7 +15,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def similar_path(path: Path, pattern: str = "*") -> str:
-    """Where a path does not exist, which one beside it the user most likely meant; "" where none of that pattern is near."""
+    """Return the path that the user most likely meant in place of one that does not exist; "" where none of that pattern is
+    near."""
     if not path.parent.is_dir():
         return f"The folder {path.parent} does not exist."
     near = nearest(path.name, [entry.name for entry in path.parent.glob(pattern) if entry.name != path.name])
@@ -26,3 +27,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """ "; did you mean 'x'?" for the nearest of the known names, or an empty string where none is near."""
     near = nearest(name, known)
     return f"; did you mean {near!r}?" if near else ""
+
+
+def listed(names: Sequence[str], most: int = 3, separator: str = ", ") -> str:
+    """ "a, b, c and 2 more"."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return separator.join(names[:most]) + more

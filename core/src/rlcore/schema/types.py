@@ -113,7 +113,7 @@ def is_table(tp: object) -> bool:
 
 
 def item_type(tp: object) -> object:
-    """What an array's items are; the items of a tuple such as (float, float) are of all its types."""
+    """Return the type of an array's items; the items of a tuple such as (float, float) are of all its types."""
     arguments = [argument for argument in typing.get_args(tp) if argument is not Ellipsis]
     return functools.reduce(operator.or_, arguments) if arguments else object
 

@@ -15,7 +15,8 @@ NAMES = {
     ),
     "batch": (
         "ADVANTAGES EPISODE_IDS GENERATION_LOGPROBS GROUP_IDS MARGINS PREVIOUS_LOGPROBS REFERENCE_LOGPROBS "
-        "ROUTED_EXPERTS VALUES WEIGHT_VERSIONS GlobalCounts PackedTokens RaggedTokens TokenBatch"
+        "ROUTED_EXPERTS VALUES WEIGHT_VERSIONS GlobalCounts Images PackedTokens RaggedTokens "
+        "SamplingMask TokenBatch"
     ),
     "channels": (
         "CHANNEL_GROUP ChannelOptions ChannelProvider ChannelReceiver ChannelSender ReceivedBucket ReceiverRank find_channel "
@@ -24,10 +25,14 @@ NAMES = {
     "cluster": "ClusterConfig",
     "collector": "COLLECTOR_GROUP RUN_KINDS CollectorProvider RunKind",
     "command": "COMMAND_GROUP CommandSpec",
-    "context": "AlgorithmContext CheckContext EnvironmentContext GeneratorContext ModelSpec RankInfo TrainerContext",
+    "context": (
+        "AlgorithmContext CheckContext EnvironmentContext GeneratorContext LoraSpec ModelSpec OptimizerSpec RankInfo "
+        "ScheduleSpec TrainerContext"
+    ),
     "data_source": ("DATASET_GROUP DataSourceProvider DataSourceRequest installed_data_sources source_of_suffix"),
     "environment": (
-        "AgentEnvironment Environment EpisodeResult Message Observation ResetResult Row SessionEndpoint StepResult Turn"
+        "AgentEnvironment Environment EpisodeResult LazyRows Message Observation ResetResult Row SessionEndpoint "
+        "StepResult Tool ToolCall ToolParser ParseToolCalls Turn"
     ),
     "errors": (
         "BoundError CheckpointError ConfigError ContractError DataError InterruptedRun ModelError NonFiniteError Note "
@@ -41,33 +46,28 @@ NAMES = {
         "DraftCounts FinishReason GenerateRequest GenerateResult GeneratorSpec RefitRequest RefitResult RoutedExperts "
         "SampleFeed SamplingParams StreamRequest StreamResult"
     ),
-    "hooks": "hookimpl",
-    "images": "Images",
     "lifecycle": (
-        "CloseRequest LoadStateRequest LoadStateResult SaveStateRequest SaveStateResult SetResidencyRequest SetResidencyResult"
+        "CloseRequest LoadStateRequest LoadStateResult SaveStateRequest SaveStateResult SetResidencyRequest SetResidencyResult "
+        "hookimpl"
     ),
-    "lora": "LoraSpec",
     "loss": "MISMATCH_METRICS LossInputs LossOutput LossSpec",
     "observer": "EvaluatedRun LOOP_OBSERVER_GROUP LoopObserverProvider ObserverContext",
-    "optimizer": "OptimizerSpec ScheduleSpec",
     "planning": "PLANNER_GROUP DeviceSpec PlanContext PlanOption",
     "provider": (
         "ARCHITECTURE_GROUP DISPLAY_GROUP ENTRY_POINT_GROUPS GLOBAL_OBSERVER_GROUP MODEL_CHECK_GROUP OBSERVER_GROUP "
         "REFERENCE_CACHE_GROUP ROLES SESSION_SERVER_GROUP Provider Role"
     ),
-    "rows": "LazyRows",
-    "sampling_mask": "SamplingMask",
-    "shards": "ShardSlice Delta ShardExport ShardRoute",
     "sink": "CHART_GROUP EvaluationSink LoggedSample SampleSink Sink SinkContext",
     "text": "TextProvider",
     "tokenizer": "ChatTokenizer Tokenizer",
-    "tools": "ParseToolCalls Tool ToolCall ToolParser",
     "trainer": (
         "ExportWeightsRequest LogprobsRequest LogprobsResult TrainerLayout TrainerSpec TrainStepRequest TrainStepResult "
         "ValuesRequest ValuesResult"
     ),
     "version": "SPI_VERSION",
-    "weights": "DtypeName Head NamedTensor TensorSpec WeightBucket WeightExport tensor_digest",
+    "weights": (
+        "Delta DtypeName Head NamedTensor ShardExport ShardRoute ShardSlice TensorSpec WeightBucket WeightExport tensor_digest"
+    ),
 }
 """The public names of each module."""
 _MODULES = {name: module for module, names in NAMES.items() for name in names.split()}
@@ -86,22 +86,14 @@ if TYPE_CHECKING:
     from rlcore.spi.errors import *
     from rlcore.spi.execution import *
     from rlcore.spi.generator import *
-    from rlcore.spi.hooks import *
-    from rlcore.spi.images import *
     from rlcore.spi.lifecycle import *
-    from rlcore.spi.lora import *
     from rlcore.spi.loss import *
     from rlcore.spi.observer import *
-    from rlcore.spi.optimizer import *
     from rlcore.spi.planning import *
     from rlcore.spi.provider import *
-    from rlcore.spi.rows import *
-    from rlcore.spi.sampling_mask import *
-    from rlcore.spi.shards import *
     from rlcore.spi.sink import *
     from rlcore.spi.text import *
     from rlcore.spi.tokenizer import *
-    from rlcore.spi.tools import *
     from rlcore.spi.trainer import *
     from rlcore.spi.version import *
     from rlcore.spi.weights import *

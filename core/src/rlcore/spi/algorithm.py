@@ -1,4 +1,4 @@
-"""What an algorithm is: driver-side numpy that turns rollouts into a training batch, and the name of a loss."""
+"""The interface of algorithms: driver-side numpy that turns rollouts into a training batch, and the name of a loss."""
 
 from collections.abc import Mapping
 from typing import Literal, Protocol, runtime_checkable
@@ -16,7 +16,7 @@ from rlcore.spi.weights import Head
 
 @frozen(kw_only=True)
 class AlgorithmNeeds:
-    """What the loop must provide; read once, before anything is allocated."""
+    """The inputs that an algorithm needs of the loop; read once, before anything is allocated."""
 
     source: Literal["rollouts", "demonstrations", "preferences"]
     """Generated and rewarded samples; prompt/completion pairs from the data set; or its prompts with a chosen and a rejected
@@ -60,8 +60,8 @@ class AlgorithmNeeds:
     """The algorithm is meant for groups whose rewards differ (arXiv:2503.14476): rollout.dynamic_sampling is true
     unless the recipe says otherwise."""
     head: Head = "tokens"
-    """What the trained model ends in (TrainerContext.head). "value" is for models that judge, such as reward models: nothing
-    generates with one, so that `source` is not "rollouts", and no log-probabilities exist."""
+    """The output layer of the trained model (TrainerContext.head). "value" is for models that judge, such as reward models:
+    nothing generates with one, so that `source` is not "rollouts", and no log-probabilities exist."""
     critic: bool = False
     """A second model, with the head "value", is trained beside the policy ([critic] in a recipe): RolloutBatch.batch carries
     the token column `values`, and TrainingBatch.critic_loss trains it. For rollouts alone."""
@@ -69,7 +69,7 @@ class AlgorithmNeeds:
 
 @frozen(kw_only=True, eq=False)
 class TurnRewards:
-    """What each of the K turns of N episodes earned; those of an episode are adjacent and in order."""
+    """The rewards of the K turns of N episodes; turns of an episode are adjacent and in order."""
 
     rewards: Float32Array
     """float32 [K], finite."""
@@ -110,7 +110,7 @@ class RolloutBatch:
     over turns, of each sequence's episode; 0.0 where an episode has no such part, and where `valid` is False. Empty where
     none is named."""
     turns: TurnRewards | None = None
-    """What each turn earned; None where every episode has one turn."""
+    """The reward of each turn; None where every episode has one turn."""
     weight_version: int = 0
     """Version of the weights that the first update finds. A token is of the policy that it trains where the column
     `weight_versions` has this number, and of an older one where it has a lower one."""
@@ -169,7 +169,7 @@ class RolloutBatch:
 
 @frozen(kw_only=True, eq=False)
 class TrainingBatch:
-    """What the step trains on."""
+    """The batch that a step trains on."""
 
     batch: TokenBatch
     """Carries every column that `loss.token_columns` names, except those that the loop adds by AlgorithmNeeds, and keeps the
@@ -185,7 +185,7 @@ class TrainingBatch:
     """bool [N]: False for a sequence whose part of the loss has no gradient, nor its part of `critic_loss`. A minibatch of such
     sequences alone makes no update. None: every sequence may have one."""
     critic_loss: LossSpec | None = None
-    """What the critic is trained with, on the same minibatches and after the policy; it asks for no entropy. There with
+    """The critic's loss, on the same minibatches and after the policy; it asks for no entropy. There with
     AlgorithmNeeds.critic, and only then."""
 
 
@@ -195,7 +195,7 @@ class Algorithm(Protocol):
 
     @property
     def needs(self) -> AlgorithmNeeds:
-        """What the loop must provide."""
+        """Return the inputs that the loop must provide."""
 
     def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
         """Advantages, filters and batch columns of one step. All arrays of the samples but a sampling mask's are read-only."""
@@ -221,7 +221,7 @@ class MeasuringAlgorithm(Algorithm, Protocol):
     """An algorithm on rows of a data set that can tell how well held-out ones are known, and so has this method."""
 
     def measure(self, examples: RolloutBatch, logprobs: Float32Array, reference: Float32Array | None) -> Mapping[str, float]:
-        """Figures of held-out examples, which are logged as `evaluation/<name>`. `logprobs` float32 [T] are the trainer's at
+        """Figures of held-out examples, which are logged as `eval/<name>`. `logprobs` float32 [T] are the trainer's at
         its present weights, 0.0 at first tokens; `reference` the reference's, where the algorithm needs them."""
 
 
@@ -230,5 +230,5 @@ class ValueMeasuringAlgorithm(Algorithm, Protocol):
     """An algorithm with the head "value" that can tell how well held-out rows are judged, and so has this method."""
 
     def measure_values(self, examples: RolloutBatch, values: Float32Array) -> Mapping[str, float]:
-        """Figures of held-out examples, which are logged as `evaluation/<name>`. `values` float32 [T] are the trainer's at its
+        """Figures of held-out examples, which are logged as `eval/<name>`. `values` float32 [T] are the trainer's at its
         present weights, after each token."""

@@ -75,7 +75,8 @@ def offsets_of(lengths: Sequence[int] | Int64Array) -> Int64Array:
 
 
 def gather_ragged(offsets: Int64Array, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Where the elements of ragged rows `indices` [M] lie, one row after another: positions [T'] and offsets [M+1]."""
+    """Return the places of the elements of ragged rows `indices` [M], one row after another: positions [T'] and offsets
+    [M+1]."""
     lengths = np.diff(offsets)[indices]
     gathered = offsets_of(lengths)
     return np.arange(gathered[-1], dtype=np.int64) + np.repeat(offsets[:-1][indices] - gathered[:-1], lengths), gathered
@@ -110,7 +111,7 @@ def _rows(column: AnyArray, offsets: Int64Array) -> "pa.LargeBinaryArray":
 
 
 def _elements(rows: "pa.LargeBinaryArray", like: AnyArray) -> AnyArray:
-    """What fresh rows hold, one after another, in the dtype of `like`; a view."""
+    """Return the values of fresh rows, one after another, in the dtype of `like`; a view."""
     elements = rows.buffers()[2]
     shape = like.shape[1:]
     if elements is None or not elements.size:

@@ -50,7 +50,7 @@ EXACT_LOGPROBS = "exact_logprobs"
 """Log-probabilities equal a plain forward pass in float32 within 1e-4, so that nothing need recompute a generator's. A trainer
 declares it to take it away where a section rounds, as to 8 bits (Provider.disabled_capabilities); others compute so anyway."""
 SAMPLING = frozenset({TOP_K, TOP_P, STOP_STRINGS, PER_SAMPLE_SEEDS, EXACT_LOGPROBS})
-"""What a generator declares that samples in every way that a recipe may ask for, and exactly."""
+"""The capabilities of a generator that samples, exactly, in every way that a recipe may ask for."""
 
 STREAMING = "streaming"
 """GenerateRequest.on_finished: each sample is handed out as soon as it ends."""
@@ -103,7 +103,7 @@ SEPARATE_CHANNELS = "separate_channels"
 ANYWHERE_CHANNELS = "anywhere_channels"
 """Likewise, by any channel of the reach "anywhere"."""
 ANY_CHANNEL = frozenset({PROCESS_CHANNELS, SHARED_CHANNELS, SEPARATE_CHANNELS, ANYWHERE_CHANNELS})
-"""What trainers and generators that torch is the language of declare."""
+"""The capabilities of trainers and generators that are written in torch."""
 
 KNOWN: frozenset[str] = frozenset(value for name, value in list(globals().items()) if name.isupper() and isinstance(value, str))
 """The constants of this module. Beside them there is `refit.NAME` for each channel that a trainer or a generator knows."""

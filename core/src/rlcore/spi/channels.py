@@ -35,14 +35,13 @@ from attrs import field, frozen
 from rlcore.schema.printable import plain_texts
 from rlcore.spi.errors import PluginError
 from rlcore.spi.provider import as_frozen, available, installed_in
-from rlcore.spi.shards import Delta
-from rlcore.spi.weights import TensorSpec
+from rlcore.spi.weights import Delta, TensorSpec
 
 CHANNEL_GROUP = "rlcore.channels"
 """Entry-point group of channels, each a ChannelProvider under the channel's name."""
 Reach: TypeAlias = Literal["process", "shared", "separate", "anywhere"]
-"""Where a channel finds the generator: in the trainer's own process, on the trainer's devices in another process, on devices of
-the generator's own, or anywhere."""
+"""The place in which a channel finds the generator: in the trainer's own process, on the trainer's devices in another process,
+on devices of the generator's own, or anywhere."""
 
 
 @frozen(kw_only=True, field_transformer=plain_texts)
@@ -59,7 +58,7 @@ class ChannelProvider:
     devices: frozenset[str] = field(converter=as_frozen)
     """The devices ("cpu", "cuda") of trainers whose weights it can carry."""
     reach: Reach
-    """Where it finds the generator."""
+    """The place in which it finds the generator."""
     sharded: bool = False
     """True where weights travel as the parts that the trainer's ranks hold (ExportWeightsRequest.sharded)."""
     delta: bool = False
@@ -195,7 +194,7 @@ class ChannelReceiver(ABC):
         """Return the bucket that `put` described, on this rank's device."""
 
     def loaded(self) -> None:
-        """What the last `receive` gave has been loaded, on CUDA in the order of the current stream."""
+        """Note that the weights of the last `receive` have been loaded, on CUDA in the order of the current stream."""
 
     def end(self) -> None:
         """Release what the refit that has ended needed."""

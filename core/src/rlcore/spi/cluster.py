@@ -21,7 +21,7 @@ class ClusterConfig:
     gpus_per_node: Positive = 1
     """GPUs to use of each machine; on CPU, processes."""
     placement: Literal["colocated", "separate"] = "colocated"
-    """Whether trainer and generator share every device and take turns, or each has devices of its own."""
+    """The devices of trainer and generator: both share every device and take turns, or each has devices of its own."""
     generator_gpus_per_node: Count = 0
     """With "separate", how many of gpus_per_node generate; the others train."""
     reference_gpus_per_node: Count = 0

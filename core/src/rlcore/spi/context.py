@@ -1,15 +1,94 @@
-"""What the core gives a backend when it builds it: `Backend(context, config)`."""
+"""The contexts that the core builds backends with, `Backend(context, config)`; `[optimizer]`, `[schedule]` and `[lora]`."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from attrs import field, frozen
 
-from rlcore.spi.lora import LoraSpec
-from rlcore.spi.optimizer import OptimizerSpec, ScheduleSpec
-from rlcore.spi.shards import Delta
-from rlcore.spi.weights import DtypeName, Head
+from rlcore.schema.constraints import KNOWN_HOME, Constraint, Positive, Share, Text, above, at_least, at_least_below
+from rlcore.spi.weights import Delta, DtypeName, Head
+
+ALL_LINEAR = "all-linear"
+"""The target that stands for every linear layer of the decoder's layers."""
+
+_TARGETS = Constraint(
+    f'that are not empty, each once, or "{ALL_LINEAR}" alone',
+    lambda value: all(value) and len(set(value)) == len(value) > 0 and (len(value) == 1 or ALL_LINEAR not in value),
+)
+
+
+@frozen(kw_only=True)
+class LoraSpec:
+    """`[lora]`: low-rank adapters (arXiv:2106.09685) train, and the model's own weights stay as they are.
+
+    A linear layer W [out, in] computes W x + alpha / rank · B A dropout(x), with A [rank, in] and B [out, rank] in float32. A
+    begins uniform in ±1/√in, as PEFT's does, from the run's seed and the layer's name; B begins at zero.
+    """
+
+    rank: Positive = 16
+    """Rows of A and columns of B."""
+    alpha: Annotated[float, above(0)] = 32.0
+    """The adapters' product is scaled by alpha / rank."""
+    dropout: Annotated[float, at_least_below(0, 1)] = 0.0
+    """Share of each adapter's inputs that a train step sets to zero; the others are divided by 1 - dropout."""
+    targets: Annotated[tuple[str, ...], _TARGETS] = (ALL_LINEAR,)
+    """The linear layers with an adapter, by the end of their names as in PEFT's target_modules, such as "q_proj" or
+    "self_attn.q_proj". "all-linear" is every one in the decoder's layers: routers, fused experts and the head are none."""
+    init_from: Annotated[Text, KNOWN_HOME] | None = None
+    """A PEFT directory of the same rank, alpha and targets whose adapters the run begins with."""
+
+    @property
+    def scale(self) -> float:
+        """Return the factor of the adapters' product."""
+        return self.alpha / self.rank
+
+
+Beta: TypeAlias = Annotated[float, at_least_below(0, 1)]
+
+
+@frozen(kw_only=True)
+class OptimizerSpec:
+    """`[optimizer]`: AdamW (arXiv:1711.05101), the same under every trainer."""
+
+    learning_rate: Annotated[float, above(0)] = 1e-6
+    """Peak learning rate."""
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """Decay of the running means of the gradient and of its square."""
+    eps: Annotated[float, above(0)] = 1e-8
+    """Added to the square root of the second moment."""
+    weight_decay: Annotated[float, at_least(0)] = 0.0
+    """Decoupled decay of weight matrices; biases and norms are never decayed."""
+    max_grad_norm: Annotated[float, at_least(0, "0.0 never scales gradients down.")] = 1.0
+    """Gradients are scaled down to this global L2 norm; 0.0 never."""
+
+
+@frozen(kw_only=True)
+class ScheduleSpec:
+    """`[schedule]`: the learning rate over the run's optimizer steps."""
+
+    warmup_steps: Annotated[int, at_least(0, "0 starts at the peak.")] = 0
+    """Steps over which the learning rate rises linearly; the last of them is the first at the peak."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """The learning rate's course from the end of the warm-up to the end of the run."""
+    min_learning_rate_ratio: Share = 0.0
+    """The end of a decay, as a share of the peak."""
+
+    def share(self, step: int, num_steps: int) -> float:
+        """The learning rate of optimizer step `step`, counted from 0, in a run of `num_steps`, as a share of the peak.
+
+        Steps 0 … warmup_steps-1 rise as (step+1)/warmup_steps. The decay starts at 1 in step warmup_steps and reaches
+        min_learning_rate_ratio in step `num_steps`, where it stays.
+        """
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if self.decay == "constant":
+            return 1.0
+        num_decay_steps = max(1, num_steps - self.warmup_steps)
+        progress = min(1.0, (step - self.warmup_steps) / num_decay_steps)
+        remaining = 1.0 - progress if self.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+        return self.min_learning_rate_ratio + (1.0 - self.min_learning_rate_ratio) * remaining
 
 
 @frozen(kw_only=True)
@@ -40,7 +119,7 @@ class RankInfo:
 
 @frozen(kw_only=True)
 class TrainerContext:
-    """What a trainer backend is built with."""
+    """The context that a trainer backend is built with."""
 
     model: ModelSpec
     rank_info: RankInfo
@@ -65,23 +144,23 @@ class TrainerContext:
     schedule: ScheduleSpec = field(factory=ScheduleSpec)
     """How the learning rate changes over the run."""
     lora: LoraSpec | None = None
-    """Where it is set, adapters are all that trains: the model's weights are kept in the compute dtype alone, exports hold them
-    with the adapters merged in, and the policy that `reference` stands for is the model without them, or with those that
+    """The adapters, where adapters are all that trains: the model's weights are kept in the compute dtype alone, exports hold
+    them with the adapters merged in, and the policy that `reference` stands for is the model without them, or with those that
     `lora.init_from` names, which checkpoints then hold too. Needs the capability `lora`."""
     head: Head = "tokens"
-    """What the model ends in. "value": in place of the vocabulary's head one linear output a token, the weight `score.weight`
+    """The model's output layer. "value": in place of the vocabulary's head one linear output a token, the weight `score.weight`
     float32 [1, hidden] without a bias, as in transformers' *ForSequenceClassification with num_labels = 1, which is what
     save_state(kind="hf") writes. It begins with what the model's directory holds under that name, or at zero. Needs the
     capability `value_head`."""
 
     def learning_rate(self, step: int) -> float:
-        """What train_step uses at TrainStepRequest.schedule_step `step`."""
+        """Return the learning rate of train_step at TrainStepRequest.schedule_step `step`."""
         return self.optimizer.learning_rate * self.schedule.share(step, self.num_train_steps)
 
 
 @frozen(kw_only=True)
 class GeneratorContext:
-    """What a generator backend is built with."""
+    """The context that a generator backend is built with."""
 
     model: ModelSpec
     rank_info: RankInfo
@@ -102,16 +181,16 @@ class GeneratorContext:
     routed_experts: bool = False
     """True where requests may ask for GenerateResult.routed_experts."""
     lora: LoraSpec | None = None
-    """Where it is set, refits bring adapters of this form apart from the model's weights (ExportWeightsRequest.adapters): the
-    first of them, and each that follows where no weights count, both; the others adapters alone, beside which the weights stay.
-    What is sampled is the model with its adapters. Needs the capability `adapter_refit`."""
+    """The adapters, where refits bring them unmerged (ExportWeightsRequest.adapters): the first of them, and each that follows
+    where no weights count, both; the others adapters alone, beside which the weights stay. What is sampled is the model with
+    its adapters. Needs the capability `adapter_refit`."""
     delta: Delta = "off"
     """RefitRequest.delta or, of a sharded channel, ExportWeightsRequest.delta, as it will be."""
 
 
 @frozen(kw_only=True)
 class AlgorithmContext:
-    """What an algorithm may rely on in this run."""
+    """The facts of a run that an algorithm may rely on."""
 
     seed: int
     samples_per_prompt: int
@@ -125,7 +204,7 @@ class AlgorithmContext:
 
 @frozen(kw_only=True)
 class EnvironmentContext:
-    """What an environment is built with."""
+    """The context that an environment is built with."""
 
     seed: int
     reward_functions: tuple[Callable[..., Any], ...] = ()
@@ -135,7 +214,8 @@ class EnvironmentContext:
 
 @frozen(kw_only=True)
 class CheckContext:
-    """What a provider's `check` receives. It runs in the driver before anything is allocated, and must not allocate either."""
+    """The context that a provider's `check` receives. It runs in the driver before anything is allocated, and must not allocate
+    either."""
 
     model: ModelSpec
     device: Literal["cpu", "cuda"]

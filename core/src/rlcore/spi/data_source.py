@@ -55,8 +55,8 @@ class DataSourceProvider:
     read: str
     """`package.module:function`, called as function(DataSourceRequest) -> Sequence[Row] once for each data set of a recipe."""
     path: PathKind = "file"
-    """What `data.train.path` is. "file": a file, looked up from the recipe that names it; it is there when `read` is called.
-    "name": a name that `read` knows, such as one on a hub; a file or folder of that name beside the recipe comes first.
+    """The meaning of `data.train.path`. "file": a file, looked up from the recipe that names it; it is there when `read` is
+    called. "name": a name that `read` knows, such as one on a hub; a file or folder of that name beside the recipe comes first.
     `rlcore check` opens no name that is not on this machine."""
     suffixes: frozenset[str] = field(default=frozenset(), converter=as_frozen)
     """How the names of its files end, such as ".csv", in small letters. A recipe that names such a file and another source is

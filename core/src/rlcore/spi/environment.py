@@ -1,18 +1,49 @@
-"""What an environment is: it starts an episode from a task and answers each of the policy's turns.
+"""The interface of environments: an environment starts an episode from a task and answers each of the policy's turns.
 
 Verifiable rewards are one-turn episodes. State is explicit, so that one environment object serves any number of concurrent
 episodes and an episode can continue in another process.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from typing import Any, Literal, Protocol, Self, TypeAlias, overload
 
 from attrs import field, frozen
 
 from rlcore.spi.arrays import Int32Array
 from rlcore.spi.errors import DataError
 from rlcore.spi.generator import FinishReason
-from rlcore.spi.tools import Tool, ToolCall
+
+Tool: TypeAlias = Mapping[str, Any]
+"""{"type": "function", "function": {"name": text, "description": text, "parameters": a JSON schema of the arguments}}"""
+
+
+@frozen(kw_only=True)
+class ToolCall:
+    """One call of a tool that the policy wrote, whether or not it could be read."""
+
+    id: str
+    """Names the call among those of its turn."""
+    name: str
+    """The tool's name, whether or not there is such a tool; empty where none could be read."""
+    arguments: Mapping[str, Any] = field(factory=dict)
+    """Parsed from JSON; empty where `error` is not None."""
+    text: str
+    """The call as the policy wrote it."""
+    error: str | None = None
+    """Why the call could not be read; None where it could."""
+
+
+ParseToolCalls: TypeAlias = Callable[[str, Sequence[Tool]], tuple[str, Sequence[ToolCall]]]
+"""(text of a turn with its special tokens, tools of the episode) -> (text without the calls, calls in order)."""
+
+
+class ToolParser(Protocol):
+    """Finds the calls of tools in a turn."""
+
+    def parse(self, text: str, tools: Sequence[Tool] = ()) -> tuple[str, tuple[ToolCall, ...]]:
+        """Return the text without the calls, and the calls in order, those that could not be read among them. Never raises."""
+
 
 Message: TypeAlias = Mapping[str, Any]
 """{"role": "system" | "user" | "assistant" | "tool", "content": text}, with "name" and "tool_call_id" of a tool's answer. Any
@@ -25,7 +56,7 @@ Row: TypeAlias = Mapping[str, Any]
 
 @frozen(kw_only=True, eq=False)
 class Observation:
-    """What the policy reads next: messages, text or tokens, exactly one of them not None.
+    """The policy's next input: messages, text or tokens, exactly one of them not None.
 
     Messages go through the tokenizer's chat template: after a turn, what the template adds to the whole conversation is
     appended, and what was sampled stays as it was. Text and tokens are appended as they are.
@@ -36,8 +67,8 @@ class Observation:
     tokens: Int32Array | None = None
     """int32 [length]"""
     tools: Sequence[Tool] = ()
-    """What the policy may call from here on; only beside the messages of `reset`, and JSON throughout. The chat template shows
-    them to the policy, whose turns are then searched for calls."""
+    """The tools that the policy may call from here on; only beside the messages of `reset`, and JSON throughout. The chat
+    template shows them to the policy, whose turns are then searched for calls."""
 
     @classmethod
     def of_prompt(
@@ -70,7 +101,7 @@ class Turn:
     """int32 [length], the stop token included; read-only."""
     finish_reason: FinishReason
     content: str = ""
-    """What was said without the calls of tools: `text` itself where the episode has none."""
+    """The text without the calls of tools: `text` itself where the episode has none."""
     tool_calls: Sequence[ToolCall] = ()
     """The calls of tools in it, in order, those that could not be read among them; none where the episode has no tools."""
 
@@ -95,12 +126,12 @@ class StepResult:
     """Added to the episode's; finite."""
     done: bool
     observation: Observation | None = None
-    """What the policy reads next; None exactly where `done`."""
+    """The policy's next input; None exactly where `done`."""
     state: Any = None
     success: bool = False
-    """Whether the task is solved: what pass@1 counts, read from the last step."""
+    """True where the task is solved, which pass@1 counts, read from the last step."""
     reward_components: Mapping[str, float] = field(factory=dict)
-    """What the reward is made of, by name, for algorithms that compare each part by itself: finite; each is added to the
+    """The components of the reward, by name, for algorithms that compare each part by itself: finite; each is added to the
     episode's own. All others train on `reward`, whatever the sum of these is. Logged as `reward/<name>`."""
     metrics: Mapping[str, float] = field(factory=dict)
     """Finite; averaged over all turns that report them, and logged as `environment/<name>`."""
@@ -111,7 +142,7 @@ class SessionEndpoint:
     """The policy behind OpenAI's API, for one episode. All that it says there is recorded, and trained on."""
 
     base_url: str
-    """Where a client finds it, http://HOST:PORT/TOKEN/v1. Its requests are refused once the episode has ended."""
+    """The address for clients, http://HOST:PORT/TOKEN/v1. Its requests are refused once the episode has ended."""
     api_key: str
     """The token, which http://HOST:PORT/v1 takes as a bearer token."""
     model: str
@@ -120,14 +151,14 @@ class SessionEndpoint:
 
 @frozen(kw_only=True, eq=False)
 class EpisodeResult:
-    """What an agent environment says of a whole episode."""
+    """An agent environment's result of a whole episode."""
 
     reward: float
     """Finite; that of everything that the policy said in the episode."""
     success: bool = False
-    """Whether the task is solved: what pass@1 counts."""
+    """True where the task is solved, which pass@1 counts."""
     reward_components: Mapping[str, float] = field(factory=dict)
-    """What the reward is made of, as that of StepResult."""
+    """The components of the reward, as those of StepResult."""
     metrics: Mapping[str, float] = field(factory=dict)
     """Finite; averaged over all episodes that report them, and logged as `environment/<name>`."""
 
@@ -157,3 +188,36 @@ class Environment(Protocol):
 
     def rows(self, split: str) -> Sequence[Row] | None:
         """Records that the environment makes itself ("train", "evaluation", disjoint); None where it brings none."""
+
+
+class LazyRows(Sequence[Row]):
+    """LazyRows(num_rows, make): rows that make(0) to make(num_rows - 1) return, each time one is taken. They cost the memory of
+    what they are made from."""
+
+    def __init__(self, num_rows: int, make: Callable[[int], Row], level_of: Callable[[int], int | None] | None = None) -> None:
+        """`make` is called with numbers from 0 to num_rows - 1; so is `level_of`, which tells the field `level` of a row
+        without making it."""
+        self.numbers = range(num_rows)
+        """The numbers of these rows; those of a slice are among the whole sequence's."""
+        self._make = make
+        self.level_of = level_of
+        """The function that returns the level of a row by its number; None where the row has to be made."""
+
+    def name_of(self, index: int) -> str:
+        """Return how errors call a row."""
+        return f"row {index} (the first is 0)"
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: int | slice) -> "Row | Self":
+        numbers = self.numbers[index]
+        if isinstance(numbers, int):
+            return self._make(numbers)
+        rows = copy(self)
+        rows.numbers = numbers
+        return rows

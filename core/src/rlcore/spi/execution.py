@@ -1,4 +1,5 @@
-"""What an execution returns to the training loop: trainer, generator and the weights' way between them, each as one object.
+"""The interface of executions, which return to the training loop: trainer, generator and the weights' way between them, each as
+one object.
 
 An execution runs them in the driver's process, in threads, in worker processes or on a cluster. Its entry point stands in the
 group `rlcore.executions` and names a Provider, whose `backend` is a function or class. The core calls it once for a run as
@@ -26,8 +27,8 @@ from rlcore.spi.lifecycle import (
     SetResidencyResult,
 )
 from rlcore.spi.loss import LossSpec
-from rlcore.spi.shards import Delta
 from rlcore.spi.trainer import ExportWeightsRequest, TrainStepResult
+from rlcore.spi.weights import Delta
 
 
 @frozen(kw_only=True, eq=False)
@@ -43,7 +44,7 @@ class Minibatch:
     schedule_step: int
     """The number of this update among those that the run plans, from 0."""
     held: object | None = None
-    """What the trainer knows it by, where `TrainerGroup.with_logprobs` has sent its data to the ranks."""
+    """The trainer's handle of it, where `TrainerGroup.with_logprobs` has sent its data to the ranks."""
 
     @classmethod
     def of(cls, batch: TokenBatch, sequences: Int64Array, num_loss_tokens: Int64Array, schedule_step: int) -> "Minibatch":
@@ -86,7 +87,7 @@ class Responses:
 
 
 class BackendGroup(Protocol):
-    """What the loop asks of trainers and generators alike. One thread calls at a time, but for `GeneratorGroup.stream`."""
+    """The calls that trainers and generators have in common. One thread calls at a time, but for `GeneratorGroup.stream`."""
 
     @property
     def is_usable(self) -> bool:
@@ -133,7 +134,7 @@ class TrainerGroup(BackendGroup, Protocol):
 
 
 class ResponseFeed(Protocol):
-    """Where the requests of a group's stream come from and its samples go: rlcore.spi.SampleFeed, but for their texts."""
+    """The queue of a group's stream, which gives requests and takes samples: rlcore.spi.SampleFeed, but for their texts."""
 
     def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:
         """Requests that came since the last call; None once the stream is to end. Samples are numbered in the order of being
@@ -156,7 +157,7 @@ class GeneratorGroup(BackendGroup, Protocol):
         """Return whether one of several engines holds no weights, so that the next export has to be whole."""
 
     def take_restarts(self) -> int:
-        """How many engines have come back, started anew, since the last time."""
+        """Return the number of engines that have come back, started anew, since the last time."""
 
     def stream(self, feed: ResponseFeed, weight_version: int) -> None:
         """Generate what a feed brings until it ends; the generators hold `weight_version` when it begins. Requests join while
@@ -175,26 +176,26 @@ class WeightRoute(Protocol):
 
 @frozen(kw_only=True)
 class RefitCommand:
-    """What is to be handed over, and how."""
+    """The weights to hand over, and how."""
 
     export: ExportWeightsRequest
     channel: str
     may_alias: bool = True
     """True where the generator may keep the trainer's own tensors: only where it does not generate while the trainer steps."""
     delta: Delta = "off"
-    """Whether changes alone may travel, and where they are relative to copies."""
+    """The device of the copies to which changes are relative; "off" where whole weights travel."""
     not_awaited: frozenset[int] = frozenset()
     """Ranks whose generators need not take part while they start anew."""
 
 
 @frozen(kw_only=True)
 class Refitted:
-    """What a refit that has succeeded came to."""
+    """The result of a refit that has succeeded."""
 
     drafts: DraftCounts | None = None
-    """What all generators have guessed since the one before; None where they guess no tokens."""
+    """Counts of all generators' draft tokens since the refit before; None where they draft none."""
     sent_bytes: int | None = None
-    """What all ranks have sent; None where it is not counted."""
+    """The bytes that all ranks have sent; None where it is not counted."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -8,10 +8,8 @@ import numpy as np
 from attrs import field, frozen
 
 from rlcore.spi.arrays import Float32Array, Int16Array, Int32Array, Int64Array, UInt8Array, check_array, check_offsets
-from rlcore.spi.batch import PackedTokens, RaggedTokens
+from rlcore.spi.batch import Images, PackedTokens, RaggedTokens, SamplingMask, check_images
 from rlcore.spi.errors import ContractError
-from rlcore.spi.hooks import hookspec
-from rlcore.spi.images import Images, check_images
 from rlcore.spi.lifecycle import (
     CloseRequest,
     LoadStateRequest,
@@ -20,10 +18,9 @@ from rlcore.spi.lifecycle import (
     SaveStateResult,
     SetResidencyRequest,
     SetResidencyResult,
+    hookspec,
 )
-from rlcore.spi.sampling_mask import SamplingMask
-from rlcore.spi.shards import Delta
-from rlcore.spi.weights import WeightExport
+from rlcore.spi.weights import Delta, WeightExport
 
 
 class FinishReason(IntEnum):
@@ -73,15 +70,15 @@ class GenerateRequest:
     """Called with a sample's number and a result of that one sample as soon as it ends, once a sample, from any thread. Needs
     the capability `streaming`."""
     routed_experts: bool = False
-    """Whether to report the experts that each token was sent to. Needs the capability `routed_experts`, and a generator built
-    with GeneratorContext.routed_experts."""
+    """True where the generator reports the experts that each token was sent to. Needs the capability `routed_experts`, and a
+    generator built with GeneratorContext.routed_experts."""
     conversations: Int64Array | None = None
     """int64 [S]: the conversation that each sample belongs to, -1 for none: a later prompt of the same number begins with this
     one and what was said to it. It changes no sample. A generator of several engines may give those of one number to one of
     them, which has their beginning in its cache. None where no sample belongs to any."""
 
     sampling_mask: bool = False
-    """True where to report what each token was chosen among. Needs the capability `sampling_mask`."""
+    """True where the generator reports the tokens that each token was chosen among. Needs the capability `sampling_mask`."""
     images: Images | None = None
     """The images that each of the P prompts reads; None where there are none. Needs the capability `images`."""
 
@@ -99,7 +96,7 @@ class GenerateRequest:
 
 @frozen(kw_only=True, eq=False)
 class RoutedExperts:
-    """Where the tokens of S samples went: rows for all tokens of a sample's prompt, then for all of its response."""
+    """The experts of the tokens of S samples: rows for all tokens of a sample's prompt, then for all of its response."""
 
     experts: Int16Array
     """int16 [R, L, K]: the K experts of each of R tokens, in any order, in each of all L layers of the model; -1 in layers
@@ -141,8 +138,8 @@ class GenerateResult(PackedTokens):
 
 
 class SampleFeed(Protocol):
-    """Where a stream's requests come from and its samples go. Samples are numbered through the stream in the order in which
-    their requests were taken: those of the first request from 0 on, those of the next one after them."""
+    """The queue of a stream, which gives requests and takes samples. Samples are numbered through the stream in the order in
+    which their requests were taken: those of the first request from 0 on, those of the next one after them."""
 
     def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:
         """Requests that came since the last call, oldest first; with `wait`, not before there is one. None once the stream is
@@ -185,16 +182,17 @@ class RefitRequest:
     """True where the generator may keep a persistent export's tensors themselves instead of a copy. Then the next
     train_step changes what it holds, and it must be refitted before it generates again."""
     delta: Delta = "off"
-    """Whether what has not changed since the refit before may be left out on the way, and where both ends of the channel keep
-    what that brought. The digests are those of all values. Needs the capability `delta_refit`, and a channel with `delta`."""
+    """The device on which both ends of the channel keep the weights of the refit before, so that unchanged values are left out;
+    "off" where all travel. The digests are those of all values. Needs the capability `delta_refit`, and a channel with
+    `delta`."""
     waits: bool = True
-    """Whether to wait for an engine that is being started anew; else a generator may answer `is_starting` at once, and is left
-    out until a later refit."""
+    """True where the refit waits for an engine that is being started anew; else a generator may answer `is_starting` at once,
+    and is left out until a later refit."""
 
 
 @frozen(kw_only=True)
 class DraftCounts:
-    """What speculative decoding (arXiv:2211.17192) guessed, and how much of that the model took over."""
+    """The counts of speculative decoding (arXiv:2211.17192): draft tokens, and how many the model accepted."""
 
     num_drafts: int = 0
     """Guesses, each of one or several tokens of one sample in one step."""
@@ -219,10 +217,10 @@ class RefitResult:
     digests: Mapping[str, int] = field(factory=dict)
     """`tensor_digest` of what the generator holds (or, where its engine repacks, received), by Hugging Face name."""
     drafts: DraftCounts | None = None
-    """What it has guessed since the refit before; None where it guesses no tokens."""
+    """Counts of draft tokens since the refit before; None where it drafts none."""
     is_starting: bool = False
-    """Whether an engine is still being started anew, which the request does not wait for: no weights are held, and nothing was
-    read of the export."""
+    """True where an engine is still being started anew, which the request does not wait for: no weights are held, and nothing
+    was read of the export."""
     shard_digest: int | None = None
     """In place of `digests` where the export was sharded: the sum mod 2^64 of the digests of all that its ranks took."""
     sent_bytes: int | None = None

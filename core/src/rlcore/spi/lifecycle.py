@@ -1,21 +1,29 @@
-"""The records of the lifecycle hooks, which trainers and generators share."""
+"""The pluggy markers of the project, and the records of the lifecycle hooks, which trainers and generators share."""
 
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import pluggy
 from attrs import frozen
+
+PROJECT = "rlcore"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a backend's hooks, and with `wrapper=True` an observer's."""
+
 
 Place: TypeAlias = Literal["device", "host"]
 
 
 @frozen(kw_only=True)
 class SetResidencyRequest:
-    """Where a backend's memory lives from now on."""
+    """Move a backend's memory."""
 
     weights: Place
     """Model weights (for a trainer also the reference policy's)."""
     state: Place
-    """What else is large: a trainer's optimizer state and gradients, a generator's KV cache (discarded on "host")."""
+    """The place of other large memory: a trainer's optimizer state and gradients, a generator's KV cache (discarded on
+    "host")."""
     discard_weights: bool = False
     """With weights="host", a generator need keep no copy: it holds no weights that count until the next refit. Needs the
     capability `discard_weights`."""
@@ -26,7 +34,7 @@ RESIDENT = SetResidencyRequest(weights="device", state="device")
 
 @frozen(kw_only=True)
 class SetResidencyResult:
-    """What is left where, measured."""
+    """The memory that is left in each place, measured."""
 
     device_bytes: int
     """Bytes this backend still holds on the device; on CPU, where both places are one, all of its bytes."""
@@ -49,7 +57,7 @@ class SaveStateRequest:
 
 @frozen(kw_only=True)
 class SaveStateResult:
-    """Which files this rank wrote."""
+    """The files that this rank wrote."""
 
     files: tuple[str, ...]
     """Paths relative to the directory."""
@@ -64,7 +72,7 @@ class LoadStateRequest:
 
 @frozen(kw_only=True)
 class LoadStateResult:
-    """Which state the backend holds now."""
+    """The state that the backend holds."""
 
     weight_version: int
 

@@ -1,4 +1,4 @@
-"""What a loss function, named by an algorithm and run inside every trainer, receives and returns.
+"""The interface of loss functions, which an algorithm names and every trainer runs.
 
 A loss is `def my_loss(inputs: LossInputs, config: MyLossConfig) -> LossOutput`, importable in the workers by its path. It
 divides by the global counts only, so that its value depends on no microbatch, packing or parallel layout. A trainer that
@@ -35,21 +35,21 @@ class LossSpec:
     token_columns: tuple[str, ...] = ()
     """Per-token columns that the loss reads and every microbatch therefore carries."""
     entropy: Literal["none", "metric", "loss"] = "none"
-    """Whether the trainer computes the entropy: not at all, without a gradient, or with one."""
+    """The entropy that the trainer computes: not at all, without a gradient, or with one."""
     previous_logprobs: Literal["unchanged", "given", "absent"] = "absent"
-    """What a trainer puts into LossInputs.previous_logprobs, as the loop declares it for each update. "unchanged": the weights
-    are those at the start of the step, so the update's own log-probabilities are the previous ones. "given": the weights have
-    changed since, or the update drops inputs of adapters (LoraSpec.dropout), and every microbatch carries the token column
+    """The content of LossInputs.previous_logprobs, as the loop declares it for each update. "unchanged": the weights are those
+    at the start of the step, so the update's own log-probabilities are the previous ones. "given": the weights have changed
+    since, or the update drops inputs of adapters (LoraSpec.dropout), and every microbatch carries the token column
     PREVIOUS_LOGPROBS, which token_columns names. "absent": one or the other, and nobody computed them. Needs the capability
     `previous_logprobs`."""
     generation_mismatch: bool = False
-    """Whether the trainer reports MISMATCH_METRICS beside the loss's own, as the loop declares it: for the first update of a
+    """True where the trainer reports MISMATCH_METRICS beside the loss's own, as the loop declares it: for the first update of a
     step, where every loss token of the step was generated at the weights that this update starts from (by the token column
     WEIGHT_VERSIONS), samples come from the whole distribution, and the update drops no inputs of adapters. Every microbatch
     then carries the token column GENERATION_LOGPROBS, which token_columns names. The loss need not know of it."""
 
     def previous_of(self, token_columns: Mapping[str, ColumnT], current: ColumnT) -> ColumnT | None:
-        """What LossInputs.previous_logprobs is, as declared: `current` (to be detached) or the column, [T] each; or None."""
+        """Return LossInputs.previous_logprobs, as declared: `current` (to be detached) or the column, [T] each; or None."""
         match self.previous_logprobs:
             case "unchanged":
                 return current

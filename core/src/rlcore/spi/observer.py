@@ -53,7 +53,7 @@ class EvaluatedRun:
 
 @frozen(kw_only=True)
 class ObserverContext:
-    """What an observer receives whose entry point names a class: it is built as Class(context), once in each process of a run.
+    """The context of an observer whose entry point names a class: it is built as Class(context), once in each process of a run.
 
     The class may have an attribute `config`, a frozen, keyword-only attrs class with a docstring beneath every field: the
     observer's section of a recipe, `[observers.NAME]`.

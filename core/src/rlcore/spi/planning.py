@@ -1,11 +1,11 @@
-"""What `rlcore plan` asks trainers and generators, and what they answer: the layouts that they could have, estimated."""
+"""The questions of `rlcore plan` to trainers and generators, and their answers: the layouts that they could have, estimated."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from attrs import field, frozen
 
-from rlcore.spi.lora import LoraSpec
+from rlcore.spi.context import LoraSpec
 from rlcore.spi.weights import DtypeName
 
 PLANNER_GROUP = "rlcore.planners"
@@ -19,7 +19,7 @@ class DeviceSpec:
 
     name: str
     memory_bytes: int
-    """What the driver reports of it."""
+    """The memory that the driver reports."""
     flops: float
     """Dense bfloat16 products, FLOP/s."""
     bandwidth: float
@@ -49,7 +49,7 @@ class PlanContext:
     local_size: int
     """Devices of one machine among these."""
     is_shared: bool
-    """Whether trainer and generator take turns on the devices."""
+    """True where trainer and generator take turns on the devices."""
     free_bytes: int
     """Bytes of a device that this role can fill."""
     num_sequences: int
@@ -72,15 +72,15 @@ class PlanContext:
     """The content of the reference's config.json; None where there is none on these devices."""
     lora: LoraSpec | None = None
     delta_copies: Literal["none", "parts", "whole"] = "none"
-    """What a refit of changes alone has kept on devices. "parts": each rank of the trainer keeps those that it sends. "whole":
-    the process that hosts a generator keeps all tensors. With both, each rank of the generator keeps all tensors too."""
+    """The copies that a delta refit keeps on devices. "parts": each rank of the trainer keeps those that it sends. "whole": the
+    process that hosts a generator keeps all tensors. With both, each rank of the generator keeps all tensors too."""
     as_configured: bool = False
-    """Whether one layout alone is asked for: the one that a run would have with this section, in which nothing is varied and
+    """True where one layout alone is asked for: the one that a run would have with this section, in which nothing is varied and
     "auto" is what a run takes for it. Asked before a run whose generator has `Provider.planned_options`."""
     generation_turns: tuple[float, ...] = ()
-    """Where generation runs ahead: the tokens that a sample under way gets in the generation of each of N steps, which follow
-    each other over and over and together are the longest answer. The samples that begin with a step have all ended N - 1 steps
-    later. Empty where each step waits for all that begin with it."""
+    """For generation that runs ahead, the tokens that a sample under way gets in the generation of each of N steps, which
+    follow each other over and over and together are the longest answer. The samples that begin with a step have all ended N - 1
+    steps later. Empty where each step waits for all that begin with it."""
 
 
 @frozen(kw_only=True)
@@ -98,4 +98,4 @@ class PlanOption:
     seconds: Mapping[str, float]
     """Seconds of each phase of a step: "generation", "log-probabilities", "training", "refit"."""
     assumptions: tuple[str, ...] = ()
-    """What the figures take for granted, a sentence each."""
+    """The assumptions of the figures, a sentence each."""

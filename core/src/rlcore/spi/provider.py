@@ -1,14 +1,13 @@
-"""What an entry point names: a light description of a plugin, from which the core chooses before importing anything heavy."""
+"""The objects that entry points name: a light description of a plugin, from which the core chooses before importing anything
+heavy."""
 
-import os
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from importlib import metadata
 from importlib.metadata import EntryPoint
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from attrs import field, frozen
 
+from rlcore.installed import disabled_by_variable, distribution_of, installed_entry_points, matching
 from rlcore.schema.printable import as_plain, plain_texts
 from rlcore.spi.version import SPI_VERSION
 from rlcore.spi.weights import DtypeName
@@ -83,7 +82,7 @@ def installed_in(group: str, kind: type[DescriptionT]) -> dict[str, DescriptionT
     """Return what the entry points of a group name, by their names. What is disabled, cannot be imported, is of another class,
     or is written for another interface, is left out: the driver lists it with its error."""
     found = {}
-    for entry_point in filter(_is_enabled, _entry_points(group)):
+    for entry_point in filter(_is_enabled, installed_entry_points().entry_points.select(group=group)):
         try:
             with loading(f"the import of {entry_point.value}"):
                 loaded: Any = entry_point.load()
@@ -97,23 +96,10 @@ def installed_in(group: str, kind: type[DescriptionT]) -> dict[str, DescriptionT
     return found
 
 
-def _entry_points(group: str) -> list[EntryPoint]:
-    """Return the entry points of a group. A distribution whose file cannot be read hides no other one's."""
-    with suppress(Exception):  # importlib's parser stumbles over one malformed file of all that it reads
-        return list(metadata.entry_points(group=group))
-    found: list[EntryPoint] = []
-    for distribution in metadata.distributions():
-        with suppress(Exception):
-            found += distribution.entry_points.select(group=group)
-    return found
-
-
 def _is_enabled(entry_point: EntryPoint) -> bool:
-    """Return whether RLCORE_DISABLE_PLUGINS leaves an entry point on: it has names, "role:name" or names of distributions."""
+    """Return whether RLCORE_DISABLE_PLUGINS leaves an entry point on."""
     role = entry_point.group.removeprefix("rlcore.").removesuffix("s")
-    names = {entry_point.name, f"{role}:{entry_point.name}", getattr(entry_point.dist, "name", "").replace("_", "-").lower()}
-    disabled = {name.strip() for name in os.environ.get("RLCORE_DISABLE_PLUGINS", "").split(",")}
-    return not names & (disabled | {name.replace("_", "-").lower() for name in disabled if ":" not in name} - {""})
+    return not matching(disabled_by_variable(), role, entry_point.name, distribution_of(entry_point)[0])
 
 
 def _nothing(config: object) -> frozenset[str]:  # noqa: ARG001 - the form of Provider.disabled_capabilities

@@ -13,7 +13,7 @@ lines of metrics.jsonl and the most columns, and returns "" where it finds nothi
 
 @frozen(kw_only=True)
 class SinkContext:
-    """What a sink is built with, as Class(context, config), in the driver."""
+    """The context of a sink, which is built as Class(context, config) in the driver."""
 
     run_directory: Path
     """Absolute path of the run's folder, which exists; a sink's files have other names than docs/run-directory.md lists. While
@@ -48,7 +48,7 @@ class LoggedSample:
     group: int
     """The number of its prompt within the step."""
     prompt: str
-    """What the model had read before its first token; "[image]" stands in front of it for each image."""
+    """The model's input before its first token; "[image]" stands in front of it for each image."""
     response: str
     """The text of all turns of the model."""
     reward: float
@@ -60,8 +60,8 @@ class EvaluationSink(Sink, Protocol):
     """A sink that also takes the figures of programs that measure checkpoints: any sink with this method."""
 
     def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take figures of the checkpoint of a step, `eval/NAME` each. They come after those of later steps, since the program
-        runs beside the training; a resumed run may log a step again."""
+        """Take figures of the checkpoint of a step, `checkpoint_eval/NAME` each. They come after those of later steps,
+        since the program runs beside the training; a resumed run may log a step again."""
 
 
 class SampleSink(Sink, Protocol):

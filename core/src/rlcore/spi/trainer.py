@@ -8,7 +8,6 @@ from attrs import field, frozen
 from rlcore.spi.arrays import Float32Array
 from rlcore.spi.batch import GlobalCounts, TokenBatch
 from rlcore.spi.errors import ContractError
-from rlcore.spi.hooks import hookspec
 from rlcore.spi.lifecycle import (
     CloseRequest,
     LoadStateRequest,
@@ -17,10 +16,10 @@ from rlcore.spi.lifecycle import (
     SaveStateResult,
     SetResidencyRequest,
     SetResidencyResult,
+    hookspec,
 )
 from rlcore.spi.loss import LossSpec
-from rlcore.spi.shards import Delta
-from rlcore.spi.weights import DtypeName, WeightExport
+from rlcore.spi.weights import Delta, DtypeName, WeightExport
 
 
 @frozen(kw_only=True)
@@ -56,7 +55,7 @@ class TrainStepRequest:
     for. It runs ahead of `weight_version` where planned updates were not made, since there was nothing to learn. Needs the
     capability `schedule_step`."""
     logprobs: bool = False
-    """Whether to return the log-probabilities that the loss gets. Needs the capability `step_logprobs`."""
+    """True where the trainer returns the log-probabilities that the loss gets. Needs the capability `step_logprobs`."""
 
     @schedule_step.default
     def _schedule_step(self) -> int:
@@ -90,7 +89,7 @@ class LogprobsRequest:
     model: Literal["policy", "reference"]
     temperature: float
     entropy: bool
-    """Whether to return the entropy too."""
+    """True where the trainer returns the entropy too."""
     weight_version: int
     """The version that the trainer must hold."""
 
@@ -140,10 +139,10 @@ class ExportWeightsRequest:
     A and B of every adapter, by a layer's name with `lora_A.weight` and `lora_B.weight`; or "alone", A and B without the
     weights, which have not changed since they were sent "apart". All but "merged" need the capability `adapter_refit`."""
     sharded: bool = False
-    """Whether ranks send the parts that they hold, as WeightExport.shards says, and yield no buckets. Needs the capability of a
-    channel that is `sharded`."""
+    """True where ranks send the parts that they hold, as WeightExport.shards says, and yield no buckets. Needs the capability
+    of a channel that is `sharded`."""
     delta: Delta = "off"
-    """What WeightExport.shards is to have as its `delta`; "off" where the export is not sharded. All else needs the capability
+    """The `delta` of WeightExport.shards; "off" where the export is not sharded. All else needs the capability
     `delta_refit`."""
 
 

@@ -1,4 +1,4 @@
-"""The conformance kit: what every trainer, generator, algorithm, environment, sink, execution and refit channel has to pass.
+"""The conformance kit: what every trainer, generator, algorithm and environment has to pass, and every other kind of plugin.
 
     from rlcore_conformance import TrainerConformance
 
@@ -11,6 +11,7 @@ same name (see `TrainerConformance` and its like). A declared capability must pa
 undeclared one are skipped.
 """
 
+import re
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -18,23 +19,34 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlcore_conformance.algorithm import AlgorithmConformance
     from rlcore_conformance.channel import ChannelConformance
+    from rlcore_conformance.collector import CollectorConformance
     from rlcore_conformance.environment import EnvironmentConformance
     from rlcore_conformance.execution import ExecutionConformance
     from rlcore_conformance.generator import GeneratorConformance
+    from rlcore_conformance.loop_observer import LoopObserverConformance
+    from rlcore_conformance.renderer import RendererConformance
     from rlcore_conformance.sink import SinkConformance
+    from rlcore_conformance.tokenizer import TokenizerConformance
     from rlcore_conformance.trainer import TrainerConformance
 
 __all__ = [
     "AlgorithmConformance",
     "ChannelConformance",
+    "CollectorConformance",
     "EnvironmentConformance",
     "ExecutionConformance",
     "GeneratorConformance",
+    "LoopObserverConformance",
+    "RendererConformance",
     "SinkConformance",
+    "TokenizerConformance",
     "TrainerConformance",
 ]
 
-_CHECKS = ("algorithms", "channel", "environment", "environments", "execution", "generators", "references", "sink", "trainers")
+_CHECKS = (
+    *("algorithms", "channel", "collector", "environment", "environments", "execution", "fake_runs", "generators"),
+    *("loop_observer", "references", "renderer", "sink", "tokenizer", "trainers"),
+)
 
 
 def _show_values_of_asserts() -> None:
@@ -52,4 +64,9 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _show_values_of_asserts()
-    return getattr(import_module(f"{__name__}.{name.removesuffix('Conformance').lower()}"), name)
+    return getattr(import_module(f"{__name__}.{_module_of(name)}"), name)
+
+
+def _module_of(name: str) -> str:
+    """Return the module of a class: "loop_observer" of LoopObserverConformance."""
+    return re.sub("(?<!^)(?=[A-Z])", "_", name.removesuffix("Conformance")).lower()

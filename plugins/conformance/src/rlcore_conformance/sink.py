@@ -29,7 +29,7 @@ class SinkConformance(ProviderFixtures):
     @pytest.fixture
     def figures(self) -> Mapping[int, Mapping[str, float]]:
         """The figures of each step: not every one has all, and they are read-only."""
-        first = {"step": 0.0, "evaluation/pass_at_1": 0.25}
+        first = {"step": 0.0, "eval/pass_at_1": 0.25}
         others = {step: {"step": float(step), "reward_mean": 0.5 / step, "loss": -0.1 * step} for step in (1, 2)}
         return {step: MappingProxyType(each) for step, each in {0: first, **others}.items()}
 
@@ -70,7 +70,7 @@ class SinkConformance(ProviderFixtures):
         sink = logged(open_sink(), figures)
         if hasattr(sink, "log_evaluation"):
             for step in figures:
-                sink.log_evaluation(step, MappingProxyType({"eval/accuracy": 0.5}))
+                sink.log_evaluation(step, MappingProxyType({"checkpoint_eval/accuracy": 0.5}))
         sink.close(summary)
 
     def test_figures_that_are_not_finite(self, open_sink: OpenSink, figures: Mapping[int, Mapping[str, float]]) -> None:

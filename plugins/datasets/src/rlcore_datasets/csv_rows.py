@@ -10,9 +10,9 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from rlcore.reading import MAX_LINE_BYTES, read_text_file
 from rlcore.spi import DataError, DataSourceRequest
 from rlcore.spi.arrays import Int64Array
-from rlcore.text_file import MAX_LINE_BYTES, read_text_file
 from rlcore_datasets.arrow_rows import CHUNK_ROWS, ArrowRows
 
 Record: TypeAlias = tuple[int, list[str]]

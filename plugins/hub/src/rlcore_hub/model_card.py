@@ -84,7 +84,7 @@ def _figures(summary: Mapping[str, object]) -> str:
         if f"{label}_before" in summary:
             rows |= {f"{name} before": summary[f"{label}_before"], f"{name} after": summary[f"{label}_after"]}
     if isinstance(last, Mapping):
-        rows |= {name: value for name, value in last.items() if name in SHOWN or name.startswith("evaluation/")}
+        rows |= {name: value for name, value in last.items() if name in SHOWN or name.startswith("eval/")}
     lines = [f"| {name} | {value:.4f} |" for name, value in rows.items() if isinstance(value, float)]
     return "\n".join(["| Figure | Value |", "|---|---|", *lines])
 

@@ -116,7 +116,7 @@ class MegatronBackend:
         context, layout = self._context, self._parallel
         # What of the recipe's section holds the policy's own weights is not the reference's, where that is another model.
         spec = context.reference or context.model
-        own = self._config if context.reference is None else evolve(self._config, checkpoint=None)
+        own = self._config if context.reference is None else evolve(self._config, pretrained_checkpoint=None)
         hf = self._hf if context.reference is None else load_config(spec)
         reference = build(transformer_config(hf, own, layout, spec.dtype, self._device.type), hf, layout)
         load_initial(reference, hf, spec, own, layout)

@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from rlcore.files import storage_errors
 from rlcore.model_files import AGAIN
-from rlcore.schema.listing import listed
+from rlcore.schema.suggestions import listed
 from rlcore.spi import ModelError, ModelSpec, Problem
 from rlcore_mlx.decoder import Decoder, Weights
 from rlcore_model_files.directory import SINGLE_FILE

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.model_files import AGAIN, CONFIG_FILE, config_number, read_object
-from rlcore.schema.file_limits import MAX_BYTES, read_file, require_file, without_waiting
-from rlcore.schema.homes import expanded
-from rlcore.schema.json_objects import unique_keys
+from rlcore.schema.file_limits import MAX_BYTES, expanded, read_file, require_file, unique_keys, without_waiting
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi.errors import Problem
 from rlcore_model_files.weight_headers import Header, content_problems, index_problems, tensors_length

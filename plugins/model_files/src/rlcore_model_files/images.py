@@ -7,7 +7,7 @@ import io
 from contextlib import nullcontext
 from typing import Any
 
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi.errors import DataError, ModelError, Problem
 from rlcore.time_limit import loading
 

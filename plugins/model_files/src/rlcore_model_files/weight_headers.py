@@ -6,7 +6,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from rlcore.schema.listing import listed
+from rlcore.schema.suggestions import listed
 from rlcore.spi.errors import Problem
 
 Header = Mapping[str, Mapping[str, Any]]

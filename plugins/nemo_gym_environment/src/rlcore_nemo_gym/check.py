@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import aiohttp
 
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import CheckContext, ConfigError, DataError, Problem
 from rlcore_nemo_gym.agent_servers import OK, agent_addresses, bounded_text, instances_url, listed
 from rlcore_nemo_gym.config import SECTION, NemoGymConfig

@@ -4,8 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlcore.schema.file_limits import memory_bytes, read_file
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded, memory_bytes, read_file
 from rlcore.spi import DataError, LazyRows, Row
 
 PARAMS = "responses_create_params"

@@ -5,7 +5,7 @@ from typing import Any
 
 from attrs import frozen
 
-from rlcore.schema.listing import listed
+from rlcore.schema.suggestions import listed
 from rlcore.spi import FinishReason, Problem, SamplingParams
 from rlcore_openai.check import SECTION
 from rlcore_openai.endpoint import SHOWN, Endpoint

@@ -1,6 +1,6 @@
 """Computes the memory of a shared device that a plan may use for trainer and generator."""
 
-from rlcore.config.critic import Offload
+from rlcore.config.model import Offload
 from rlcore.spi import PlanOption
 
 TRAINER_SHARE, GENERATOR_SHARE = 0.88, 0.92

@@ -28,7 +28,7 @@ class EnvironmentMemory:
 
     @property
     def told(self) -> str:
-        """Who has how many GiB, in words."""
+        """Return each user's GiB, in words."""
         return ", ".join(f"the environment {name} has {size / GIB:.1f}" for name, size in self.parts.items())
 
 
@@ -44,5 +44,5 @@ def environment_memory(recipe: Recipe, entries: Iterable[Entry], context: PlanCo
 
 
 def has_plan(entry: Entry) -> bool:
-    """Whether a plugin that can be used says what it takes."""
+    """Return whether a plugin that can be used says what it takes."""
     return entry.provider is not None and entry.error is None and not entry.disabled and entry.provider.plan is not None

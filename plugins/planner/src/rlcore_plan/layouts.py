@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from attrs import evolve, frozen
 
-from rlcore.config.critic import Offload
+from rlcore.config.model import Offload
 from rlcore.spi import PlanContext, PlanOption
 from rlcore_plan.device_room import GENERATOR_SHARE, TRAINER_SHARE, generator_room, trainer_room
 from rlcore_plan.devices import GIB, Devices
@@ -95,12 +95,12 @@ def _colocated(
     for option in planner(shared):
         offloads: tuple[Offload, ...] = (work.offload, "none", "state")
         for offload in dict.fromkeys(offloads):
-            room = generator_room(memory, option, offload, sleeps=work.generator_sleeps)
+            room = generator_room(memory, option, offload, sleeps=work.generator_sleep_mode)
             if room is None:
                 continue
             left = max(0, room - beside) // GIB
             for engine in engines(max(left, 1)):
-                free = trainer_room(memory, engine, sleeps=work.generator_sleeps) - beside
+                free = trainer_room(memory, engine, sleeps=work.generator_sleep_mode) - beside
                 yield _candidate(
                     work,
                     devices,

@@ -5,13 +5,13 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from rlcore.config.critic import Offload
+from rlcore.config.model import Offload
 from rlcore.gpu import device_memories
 from rlcore.registry.discovery import Entry
 from rlcore.registry.plugin_errors import first_line
 from rlcore.registry.provider_calls import run_planner
 from rlcore.run.plan.auto_options import AUTO, section_fields
-from rlcore.run.plan.generator_placement import separate
+from rlcore.run.plan.channel import separate
 from rlcore.run.plan.run_plan import RunPlan, dtype_of
 from rlcore.schema.problem import ProblemsError
 from rlcore.schema.structure import structure
@@ -82,7 +82,7 @@ def _room(plan: RunPlan) -> _Room | str:
     trainer = _trainer_option(plan, on_part(whole, nodes, ranks, TRAINER_SHARE * memory, is_shared=True))
     if isinstance(trainer, str):
         return trainer
-    sleeps = recipe.offload.generator_sleeps and _has(plan.chosen["generator"], capabilities.RESIDENCY)
+    sleeps = recipe.offload.generator_sleep_mode and _has(plan.chosen["generator"], capabilities.RESIDENCY)
     offload = recipe.offload.trainer if _has(plan.chosen["trainer"], capabilities.RESIDENCY) else "none"
     free = generator_room(memory, trainer, offload, sleeps=sleeps)
     if free is None:

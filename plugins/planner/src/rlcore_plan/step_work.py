@@ -9,7 +9,7 @@ from attrs import evolve
 from rlcore.config.model import ModelConfig
 from rlcore.config.recipe import Recipe
 from rlcore.model_files import CONFIG_FILE, read_object
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import AlgorithmNeeds, DeviceSpec, DtypeName, ModelError, PlanContext, Problem, installed_channels
 from rlcore_model_files.directory import is_hub_name
 from rlcore_plan.lengths import response_lengths

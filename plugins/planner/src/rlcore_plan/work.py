@@ -2,7 +2,7 @@
 
 from attrs import field, frozen
 
-from rlcore.config.critic import Offload
+from rlcore.config.model import Offload
 from rlcore.config.recipe import Recipe
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.selection import select
@@ -26,8 +26,8 @@ class Work:
     max_staleness: int
     reaches_machines: bool = False
     """True where the recipe says how to reach several machines."""
-    generator_sleeps: bool = True
-    """offload.generator_sleeps of the recipe."""
+    generator_sleep_mode: bool = True
+    """offload.generator_sleep_mode of the recipe."""
     is_separate: bool = False
     """True where the recipe gives generators devices of their own."""
     reference_per_node: int = 0
@@ -75,7 +75,7 @@ def work_of(
         offload=recipe.offload.trainer,
         max_staleness=recipe.async_.max_staleness,
         reaches_machines=recipe.cluster is not None and recipe.cluster.reaches_machines,
-        generator_sleeps=recipe.offload.generator_sleeps,
+        generator_sleep_mode=recipe.offload.generator_sleep_mode,
         is_separate=recipe.cluster is not None and recipe.cluster.placement == "separate",
         reference_per_node=apart,
         beside=beside,
@@ -84,7 +84,8 @@ def work_of(
 
 
 def _environments(recipe: Recipe, registry: Registry) -> list[Entry]:
-    """All that the recipe names; whether they would run on this machine does not matter. PluginError where one is unknown."""
+    """Return all environments that the recipe names; whether they would run on this machine does not matter. PluginError where
+    one is unknown."""
     if recipe.environment is None:
         return []
     known = entries_by_name(registry.of("environment"))

@@ -120,7 +120,7 @@ class Engines:
         return {rank: outcome for rank, outcome in outcomes.items() if rank not in failed}
 
     def refitted(self, ranks: Sequence[int], weight_version: int) -> None:
-        """These hosts hold weights; those that were out take part again."""
+        """Note that these hosts hold weights; those that were out take part again."""
         with self._lock:
             back = sorted(self._out.intersection(ranks))
             self._out.difference_update(back)

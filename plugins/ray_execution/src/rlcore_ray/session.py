@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from rlcore.execution import sigterm_kept
 from rlcore.files import private
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import ConfigError, Problem, StorageError, WorkerError
 from rlcore_ray.config import RayConfig
 from rlcore_ray.raylet_watchdog import leave, raylet_watchdog

@@ -10,8 +10,8 @@ import tomli_w
 from rlcore.files import NAMED_OUTPUT, write_atomically
 from rlcore.installed import installed_entry_points
 from rlcore.published_plugins import how_to_install
-from rlcore.registry.functions import functions
 from rlcore.registry.plugin_errors import attributed, in_time
+from rlcore.registry.run_parts import functions
 from rlcore.registry.states import named_state
 from rlcore.spi import PluginError
 from rlcore.spi.provider import group_of

@@ -50,7 +50,9 @@ def _model(source: Source, values: dict[str, Any], kind: str) -> None:
         source.report("policy.precision", "bfloat16 is taken: gradients in float16 would need a loss scale")
     for key in ("policy.pretrained_checkpoint", "checkpointing.pretrained_checkpoint"):
         if source.take(key):
-            source.report(key, "weights are those of model.path; trainer.megatron.checkpoint takes a directory of torch_dist")
+            source.report(
+                key, "weights are those of model.path; trainer.megatron.pretrained_checkpoint takes a directory of torch_dist"
+            )
     if kind == "rm":
         source.flag("policy.reward_model_cfg.enabled")
         if source.text("policy.reward_model_cfg.reward_model_type", BRADLEY_TERRY) != BRADLEY_TERRY:

@@ -150,7 +150,7 @@ MAPPED: dict[str, str] = {
     f"{ROLLOUT}.response_length": "no key if equal to data.max_response_length",
     f"{ROLLOUT}.max_model_len": "no key if prompt and answer fit",
     f"{ROLLOUT}.calculate_log_probs": "importance_correction, which verl omits if false",
-    f"{ROLLOUT}.free_cache_engine": "offload.generator_sleeps",
+    f"{ROLLOUT}.free_cache_engine": "offload.generator_sleep_mode",
     f"{ROLLOUT}.enforce_eager": "generator.vllm.enforce_eager if true",
     f"{ROLLOUT}.enable_prefix_caching": "generator.vllm.prefix_caching",
     f"{ROLLOUT}.max_num_seqs": "generator.vllm.max_num_seqs",

@@ -352,7 +352,7 @@ def import_generator(source: Source, values: dict[str, Any]) -> None:
     if not source.flag(f"{ROLLOUT}.enable_prefix_caching", default=True):
         values["generator.vllm.prefix_caching"] = False
     if not source.flag(f"{ROLLOUT}.free_cache_engine", default=True):
-        values["offload.generator_sleeps"] = False
+        values["offload.generator_sleep_mode"] = False
     for key in ("max_num_seqs", "max_num_batched_tokens"):
         if found := source.integer(f"{ROLLOUT}.{key}", least=1):
             values[f"generator.vllm.{key}"] = found

@@ -82,7 +82,7 @@ def _engines(role: str, fsdp: str, why: str) -> tuple[Dropped, ...]:
         *same(" ".join(tables), CLASS, "_target_ qat._target_ router_replay._target_"),
         *differs(
             f"{role}.megatron",
-            "trainer.megatron.checkpoint holds the initial weights",
+            "trainer.megatron.pretrained_checkpoint holds the initial weights",
             "use_dist_checkpointing dist_checkpointing_path dist_checkpointing_prefix",
         ),
         *differs("", "the model's own weights are the initial ones", f"{role}.veomni.load_checkpoint_path"),

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from attrs import frozen
 
+from rlcore.run.plan.algorithm_rules import replays_sampling_mask
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.plan.truncation import replays_sampling_mask
-from rlcore.run.train_step.reference import OnTokens, Reference
+from rlcore.run.train_step.scorers import OnTokens, Reference
 from rlcore.spi import TokenBatch
 from rlcore.spi.arrays import Float32Array, Int64Array
 from rlcore.spi.execution import TrainerGroup

@@ -80,7 +80,7 @@ class ReferenceStore:
 
 
 def _key(batch: TokenBatch, number: int, tokens: slice) -> bytes:
-    """What a sequence is found by: its tokens, and the images that it reads."""
+    """Return the key of a sequence: its tokens, and the images that it reads."""
     digest = hashlib.blake2b(batch.tokens[tokens].tobytes(), digest_size=16)
     for file in () if batch.images is None else batch.images[number]:
         digest.update(hashlib.sha256(file).digest())

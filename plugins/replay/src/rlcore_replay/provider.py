@@ -3,5 +3,5 @@
 from rlcore.spi import SPI_VERSION, CollectorProvider
 
 REPLAY = CollectorProvider(
-    name="replay", spi=SPI_VERSION, priority=50, collector="rlcore_replay.schedule_reader:ReplayingCollector", runs={"replay"}
+    name="replay", spi=SPI_VERSION, priority=50, collector="rlcore_replay.schedule_reader:ReplayCollector", runs={"replay"}
 )

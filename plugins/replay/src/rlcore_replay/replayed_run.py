@@ -12,13 +12,13 @@ from attrs import evolve, fields, frozen
 
 from rlcore.spi import FinishReason
 from rlcore_replay.rollout_trace import RolloutTrace, differing
-from rlcore_rollout.collector import RolloutCollector
 from rlcore_rollout.environment_calls import EnvironmentCalls
 from rlcore_rollout.episode import Completion, Episode
 from rlcore_rollout.episode_group import EpisodeGroup
 from rlcore_rollout.prompt_groups import PromptGroups
-from rlcore_rollout.rollout_trace import LostRecord, StepRecord
+from rlcore_rollout.sampler import EpisodeSampler
 from rlcore_rollout.schedule import Position, Schedule, SchedulePolicy
+from rlcore_rollout.trace_records import LostRecord, StepRecord
 from rlcore_rollout.turns import Turns
 
 MAX_SHOWN = 5
@@ -208,35 +208,35 @@ class ReplayGroups(PromptGroups):
 
 
 @frozen(kw_only=True, eq=False)
-class ReplayCollector(RolloutCollector):
+class ReplaySampler(EpisodeSampler):
     """Collects the groups of a file."""
 
     recorded: RolloutTrace
 
     def schedule(self, policy: SchedulePolicy, position: Position) -> ReplaySchedule:
-        """See StepCollector."""
+        """See StepSampler."""
         return ReplaySchedule(policy, self.recorded, position)
 
     def make_turns(self, schedule: Schedule, **options: Any) -> ReplayTurns:  # noqa: ARG002 - it has the file's
-        """See RolloutCollector."""
+        """See EpisodeSampler."""
         return ReplayTurns(recorded=self.recorded, **options)
 
     def make_groups(self, schedule: Schedule, **options: Any) -> ReplayGroups:
-        """See RolloutCollector."""
+        """See EpisodeSampler."""
         assert isinstance(schedule, ReplaySchedule), "as `schedule` makes it"
         return ReplayGroups(schedule=schedule, **options)
 
 
 class ScheduleReplay:
-    """See rlcore_rollout.collector.Replay."""
+    """See rlcore_rollout.sampler.Replay."""
 
     def __init__(self, recorded: RolloutTrace) -> None:
         self.recorded = recorded
 
-    def collector(self, collector: RolloutCollector) -> ReplayCollector:
+    def sampler(self, sampler: EpisodeSampler) -> ReplaySampler:
         """See Replay. No clock ends an episode but where it did in the file."""
-        parts = {one.name: getattr(collector, one.name) for one in fields(RolloutCollector)}
-        return ReplayCollector(recorded=self.recorded, **{**parts, "episode_timeout_s": None})
+        parts = {one.name: getattr(sampler, one.name) for one in fields(EpisodeSampler)}
+        return ReplaySampler(recorded=self.recorded, **{**parts, "episode_timeout_s": None})
 
     def difference(self, record: StepRecord) -> str | None:
         """See Replay."""

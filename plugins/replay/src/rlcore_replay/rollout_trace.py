@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import field, frozen
 
-from rlcore_rollout.rollout_trace import GroupRecord, SampleRecord, StepRecord
+from rlcore_rollout.trace_records import GroupRecord, SampleRecord, StepRecord
 
 
 def differing(found: StepRecord, expected: StepRecord) -> list[int]:

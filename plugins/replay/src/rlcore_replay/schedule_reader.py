@@ -4,20 +4,21 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.config.data import Split
-from rlcore.run.plan.collector import CollectorContext, OnTokens
+from rlcore.run.plan.collector import CollectorContext
 from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.train_step.scorers import OnTokens
 from rlcore.schema.structure import structure
 from rlcore.spi import ConfigError, Problem
 from rlcore_replay.replayed_run import ScheduleReplay
 from rlcore_replay.rollout_trace import RolloutTrace, wrong_with
-from rlcore_rollout.collector import RolloutCollector
 from rlcore_rollout.episode_collector import EpisodeCollector
 from rlcore_rollout.from_recipe import policy_of
-from rlcore_rollout.rollout_trace import StepRecord
+from rlcore_rollout.sampler import EpisodeSampler
 from rlcore_rollout.schedule_file import RECIPE, parsed_line, recipe_problems, schedule_lines, shortened
+from rlcore_rollout.trace_records import StepRecord
 
 
-class ReplayingCollector(EpisodeCollector):
+class ReplayCollector(EpisodeCollector):
     """Collects the samples of a recorded run once more. ConfigError where its schedule cannot be repeated."""
 
     replay: ScheduleReplay
@@ -27,11 +28,11 @@ class ReplayingCollector(EpisodeCollector):
         self.replay = read_replay(context.plan.replay_schedule, context.plan, resume=context.resume)
         super().__init__(context)
 
-    def build(self, split: Split, on_tokens: OnTokens | None, **parts: Any) -> RolloutCollector:
+    def build(self, split: Split, on_tokens: OnTokens | None, **parts: Any) -> EpisodeSampler:
         """See EpisodeCollector. Evaluations are the recipe's own."""
         made = super().build(split, on_tokens, **parts)
-        assert isinstance(made, RolloutCollector), "as EpisodeCollector makes it"
-        return self.replay.collector(made) if split == "train" else made
+        assert isinstance(made, EpisodeSampler), "as EpisodeCollector makes it"
+        return self.replay.sampler(made) if split == "train" else made
 
 
 def read_replay(path: Path, plan: RunPlan, *, resume: bool) -> ScheduleReplay:

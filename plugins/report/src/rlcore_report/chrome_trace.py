@@ -1,6 +1,6 @@
 """The timeline of a run as a trace in Chrome's format, which ui.perfetto.dev and chrome://tracing show.
 
-"Trace Event Format" (Google, 2016): complete events (ph "X") with times in microseconds, one process a lane, one thread a rank.
+"Trace Event Format" (Google, 2016): complete events (ph "X") with times in microseconds, one process a role, one thread a rank.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from rlcore.run.report.timeline import DRIVER, Span
+from rlcore.run.report.timing import DRIVER, Span
 
 STEPS_THREAD, DRIVER_THREAD = 0, 1
 US = 1_000_000
@@ -16,21 +16,21 @@ US = 1_000_000
 
 def chrome_trace(spans: Sequence[Span]) -> dict[str, Any]:
     """A trace of spans, in any order; the first of them begins at 0."""
-    lanes = sorted({span.lane for span in spans}, key=lambda lane: (lane != DRIVER, lane))
+    roles = sorted({span.role for span in spans}, key=lambda role: (role != DRIVER, role))
     zero = min((span.start for span in spans), default=0.0)
-    events = [event for number, lane in enumerate(lanes) for event in _names(number, lane, spans)]
-    events += [event for span in spans for event in _events(span, lanes.index(span.lane), zero)]
+    events = [event for number, role in enumerate(roles) for event in _names(number, role, spans)]
+    events += [event for span in spans for event in _events(span, roles.index(span.role), zero)]
     return {"traceEvents": [*events, *_steps(spans, zero)], "displayTimeUnit": "ms"}
 
 
-def _names(process: int, lane: str, spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
-    yield _named("process_name", process, 0, lane)
+def _names(process: int, role: str, spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
+    yield _named("process_name", process, 0, role)
     yield {"ph": "M", "name": "process_sort_index", "pid": process, "args": {"sort_index": process}}
-    if lane == DRIVER:
+    if role == DRIVER:
         yield _named("thread_name", process, STEPS_THREAD, "steps")
         yield _named("thread_name", process, DRIVER_THREAD, "phases")
         return
-    for rank in range(max(len(span.seconds) for span in spans if span.lane == lane)):
+    for rank in range(max(len(span.seconds) for span in spans if span.role == role)):
         yield _named("thread_name", process, rank, f"rank {rank}")
 
 
@@ -40,13 +40,13 @@ def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
 
 def _events(span: Span, process: int, zero: float) -> Iterator[dict[str, Any]]:
     for rank, seconds in enumerate(span.seconds):
-        thread = DRIVER_THREAD if span.lane == DRIVER else rank
+        thread = DRIVER_THREAD if span.role == DRIVER else rank
         yield _complete(span.name, process, thread, span.start - zero, seconds, span.step)
 
 
 def _steps(spans: Sequence[Span], zero: float) -> Iterator[dict[str, Any]]:
     """Each step from the first of its phases to the end of the last, above the driver's phases."""
-    phases = sorted((span for span in spans if span.lane == DRIVER), key=attrgetter("step"))
+    phases = sorted((span for span in spans if span.role == DRIVER), key=attrgetter("step"))
     for step, group in groupby(phases, attrgetter("step")):
         of_step = list(group)
         start = min(span.start for span in of_step)

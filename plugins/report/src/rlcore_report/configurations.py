@@ -6,7 +6,7 @@ from typing import Any
 from rlcore.run.storage.recipe_changes import LOCATION_KEYS
 
 ABSENT = "none"
-"""How a key is told that a recipe does not have, or leaves at None."""
+"""The text for a key that a recipe does not have, or leaves at None."""
 
 
 def flat(recipe: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

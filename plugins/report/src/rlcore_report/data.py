@@ -5,8 +5,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from rlcore.run.report.timeline import DRIVER, Span, read_timeline
-from rlcore.run.report.timing import STEP_PHASES
+from rlcore.run.report.timing import DRIVER, STEP_PHASES, Span, read_timeline
 from rlcore.run.storage.run_directory import PYTHON, RunDirectory
 from rlcore.run.storage.saved_run import SavedRun
 from rlcore_report.configurations import differences, flat
@@ -21,8 +20,8 @@ MAX_TIMELINE_STEPS, MAX_RANKS = 12, 16
 
 SECTIONS: Mapping[str, Sequence[str]] = {
     "Learning": (
-        *("reward_mean", "evaluation/pass@1", "success_rate", "loss", "evaluation/loss", "response_length_mean", "entropy"),
-        "eval/*",
+        *("reward_mean", "eval/pass@1", "success_rate", "loss", "eval/loss", "response_length_mean", "entropy"),
+        "checkpoint_eval/*",
         *("grad_norm", "kl", "truncated_fraction", "clip_fraction", "zero_advantage_groups"),
     ),
     "Generator and trainer": (
@@ -38,11 +37,12 @@ SECTIONS: Mapping[str, Sequence[str]] = {
     ),
     "Memory": ("memory/*",),
 }
-"""Which figures are shown at once, by section; NAME/* is all of a prefix. Every other figure is in a section that is closed."""
+"""The figures that are shown at once, by section; NAME/* is all of a prefix. Every other figure is in a section that is
+closed."""
 
 
 def report_data(directories: Sequence[Path]) -> dict[str, Any]:
-    """All that the page shows. CheckpointError where a directory holds no run, or a file of it is damaged."""
+    """Return the page's data. CheckpointError where a directory holds no run, or a file of it is damaged."""
     runs = [SavedRun.find(directory) for directory in directories]
     max_bytes = MAX_SAMPLE_BYTES // max(1, len(runs))
     labels = _labels([run.path for run in runs])
@@ -102,7 +102,7 @@ def _sections(names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _timeline(spans: Sequence[Span]) -> list[dict[str, Any]]:
-    """Some steps, each with what was done in its time: lane, name, seconds since the step's first span, seconds it took."""
+    """Some steps, each with what was done in its time: role, name, seconds since the step's first span, seconds it took."""
     steps = evenly(sorted({span.step for span in spans}), MAX_TIMELINE_STEPS)
     shown = []
     for step in steps:
@@ -110,7 +110,7 @@ def _timeline(spans: Sequence[Span]) -> list[dict[str, Any]]:
         zero = of_step[0].start
         rows = [
             [
-                span.lane if span.lane == DRIVER else f"{span.lane} {rank}",
+                span.role if span.role == DRIVER else f"{span.role} {rank}",
                 span.name,
                 rounded(span.start - zero),
                 rounded(seconds),

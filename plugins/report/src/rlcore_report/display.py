@@ -11,9 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColu
 from rich.progress import Progress as ProgressBar
 from rich.text import Text
 
-from rlcore.run.report.plain_progress import PlainProgress
+from rlcore.run.report.plain_progress import PlainProgress, describe_metrics, describe_times
 from rlcore.run.report.progress import Progress
-from rlcore.run.report.step_text import describe_metrics, describe_times
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.schema.printable import printable
 from rlcore.secrets import masked

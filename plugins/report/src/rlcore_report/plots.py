@@ -54,13 +54,13 @@ class Panel:
 
     @property
     def empty(self) -> bool:
-        """Whether there is no point at all."""
+        """Return whether there is no point at all."""
         return not any(series.points for series in self.series)
 
 
 CURVES: Mapping[str, Mapping[str, str]] = {
-    "Reward and held-out accuracy": {"evaluation/pass@1": "held-out pass@1", "reward_mean": "mean reward"},
-    "Loss": {"evaluation/loss": "held-out", "loss": "training"},
+    "Reward and held-out accuracy": {"eval/pass@1": "held-out pass@1", "reward_mean": "mean reward"},
+    "Loss": {"eval/loss": "held-out", "loss": "training"},
     "Response length (tokens)": {"response_length_mean": "mean"},
     "Entropy (nats)": {"entropy": "policy"},
     "Gradient norm": {"grad_norm": "before clipping"},

@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rlcore.registry.functions import functions
 from rlcore.registry.plugin_errors import first_line
+from rlcore.registry.run_parts import functions
 from rlcore.run.report.timing import STEP_PHASES
 from rlcore.schema.printable import class_name
 
@@ -71,7 +71,7 @@ def _times(medians: Mapping[str, float], sums: Mapping[str, float]) -> Table:
 
 def _speed(summary: Mapping[str, object], records: Sequence[Mapping[str, float]]) -> list[Text]:
     speed = summary.get("tokens_per_second_median")
-    lengths = [record["mean_generated_tokens"] for record in records if "mean_generated_tokens" in record]
+    lengths = [record["response_length_mean"] for record in records if "response_length_mean" in record]
     parts = [f"{speed:,.0f} tokens per second (median)"] if isinstance(speed, float) else []
     parts += [f"{sum(lengths) / len(lengths):.1f} generated tokens a sample"] if lengths else []
     return [Text("; ".join(parts))] if parts else []

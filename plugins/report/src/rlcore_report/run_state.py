@@ -10,7 +10,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from rlcore.run.report.status_file import INTERRUPTED, RunError, Status, read_status
+from rlcore.run.report.recorded_progress import INTERRUPTED, RunError, Status, read_status
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.schema.file_limits import read_file, require_file
 
@@ -42,7 +42,7 @@ class RunState:
 
     @property
     def error(self) -> RunError | None:
-        """What ended the run before its last step, as far as it could say so."""
+        """Return the error that ended the run before its last step, as far as it could say so."""
         return None if self.status is None or self.state == "running" else self.status.error
 
     @property
@@ -54,7 +54,7 @@ class RunState:
 
 
 def run_state(directory: RunDirectory) -> RunState:
-    """What is to be seen of a run. CheckpointError where a line of its metrics is damaged."""
+    """Read the state of a run. CheckpointError where a line of its metrics is damaged."""
     lock = directory.path / ".lock"
     owner = _owner(lock)
     # Before the files, so that a run that ends meanwhile has not been killed.
@@ -84,8 +84,8 @@ def _owner(lock: Path) -> str:
 
 
 def _is_held(lock: Path, owner: str) -> bool:
-    """Whether a process has the lock. Taken for a moment only where the process that wrote it may live: a run that begins just
-    then would find it in use."""
+    """Return whether a process has the lock. Taken for a moment only where the process that wrote it may live: a run that
+    begins just then would find it in use."""
     process = re.fullmatch(r"process ([0-9]+) on (.*)", owner)
     is_here = process is not None and process[2] == socket.gethostname()
     if process is not None and is_here and not _lives(int(process[1])):

@@ -27,8 +27,8 @@ SPREADS = {"reward": "reward", "num_generated": "response length (tokens)"}
 
 
 def spreads(run: SavedRun) -> list[dict[str, Any]]:
-    """How rewards and lengths of valid samples spread over the steps whose samples were kept: five quantiles of each, and
-    counts in bins that all steps share."""
+    """Return how rewards and lengths of valid samples spread over the steps whose samples were kept: five quantiles of each,
+    and counts in bins that all steps share."""
     steps = evenly(run.saved_steps(), MAX_SPREAD_STEPS)
     tables = [(step, run.samples(step).select([*SPREADS, "valid"])) for step in steps]
     return [found for name, label in SPREADS.items() if (found := _spread(name, label, tables))]

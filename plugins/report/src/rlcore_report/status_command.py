@@ -50,7 +50,7 @@ def status_command(context: click.Context, run: Path, as_json: bool) -> None:
 
 def lines_of(state: "RunState", now: float) -> Iterator[str]:
     """Return the printed text for a time in seconds since 1970."""
-    from rlcore.run.report.step_text import describe_metrics, describe_times
+    from rlcore.run.report.plain_progress import describe_metrics, describe_times
 
     status = state.status
     yield f"{state.state}{f': {state.owner}' if state.owner else ''}"

@@ -20,7 +20,7 @@ def trace_command(run: Path, steps: str | None, output: Path) -> None:
     RUN is a run directory. The driver's phases and the calls of each worker stand above each other, with their seconds.
     """
     from rlcore.files import NAMED_OUTPUT, write_atomically
-    from rlcore.run.report.timeline import read_timeline
+    from rlcore.run.report.timing import read_timeline
     from rlcore.run.storage.saved_run import SavedRun
     from rlcore.spi import CheckpointError
     from rlcore_report.chrome_trace import chrome_trace

@@ -115,7 +115,7 @@ def paths_of(config: FunctionConfig) -> tuple[str, ...]:
 
 
 def max_concurrent(config: FunctionConfig) -> int:
-    """How many samples are rewarded at once."""
+    """Return the number of samples that are rewarded at once."""
     if config.max_concurrent is not None:
         return config.max_concurrent
     waits = config.path is None or all(function.is_async for function in load_all(paths_of(config)))

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlcore.installed import is_installed
-from rlcore.schema.file_limits import read_file
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded, read_file
 from rlcore.secrets import keep_secret, masked
 from rlcore.spi import (
     CheckContext,

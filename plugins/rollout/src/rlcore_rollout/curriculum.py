@@ -6,8 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 from attrs import frozen
 
-from rlcore.run.data.prompt_stream import PromptOrder
-from rlcore.run.data.seeds import Stream
+from rlcore.run.data.prompt_stream import PromptOrder, Stream
 from rlcore.spi import CheckpointError
 from rlcore.spi.arrays import BoolArray, Int64Array
 from rlcore_rollout.levels import Levels, LevelState
@@ -15,7 +14,7 @@ from rlcore_rollout.levels import Levels, LevelState
 
 @frozen(kw_only=True, eq=False)
 class CurriculumState:
-    """What a checkpoint keeps of it."""
+    """The state of a curriculum in a checkpoint."""
 
     position: int
     """The place in the order behind the last row that was looked at."""
@@ -61,7 +60,7 @@ class Curriculum:
             self._position, self._planned = step * self._order.batch_size, {}
 
     def state(self) -> CurriculumState:
-        """What to begin from later."""
+        """Return the state to begin from later."""
         with self._lock:
             return CurriculumState(
                 position=self._position,

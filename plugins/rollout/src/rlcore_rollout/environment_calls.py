@@ -74,7 +74,7 @@ class EnvironmentCalls:
             work.cancel()
 
     async def make(self, call: Call[Result]) -> "Result | Failure":
-        """What a call came to."""
+        """Make a call, and return its result or failure."""
         if self.given_up and call.key in self.given_up:
             return self.given_up[call.key]
         task = asyncio.current_task()

@@ -1,4 +1,4 @@
-"""What calls of an environment came to: checked results, failures, and how many of a step's samples may be masked."""
+"""Results of environment calls: checked results, failures, and how many of a step's samples may be masked."""
 
 import json
 from collections import Counter
@@ -10,9 +10,9 @@ import numpy as np
 from attrs import define, field, frozen
 
 from rlcore import spi
-from rlcore.lone_surrogates import lone_surrogate
 from rlcore.registry.plugin_errors import described, message_of
 from rlcore.run.data.text import renderer
+from rlcore.schema.printable import lone_surrogate
 from rlcore.spi import ContractError, EpisodeResult, Observation, ResetResult, RewardError, StepResult
 from rlcore.spi.arrays import check_array
 from rlcore.spi.errors import ProblemsError
@@ -26,7 +26,7 @@ FINAL: tuple[type[spi.RlcoreError], ...] = (
     spi.StorageError,
     spi.WorkerError,
 )
-"""What is wrong with the environment, the data or the installation, and will be in the next episode too: never masked."""
+"""Errors of the environment, the data or the installation, which the next episode would have too: never masked."""
 MAX_ELEMENTS = 8
 MAX_DEPTH = 3
 ONE_LINE = 10**6
@@ -166,7 +166,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def check_reset(result: Any, vocab_size: int | None) -> ResetResult:
-    """What `reset` returned, which may hold tokens below `vocab_size`. ContractError where it is something else."""
+    """Check the result of `reset`, which may hold tokens below `vocab_size`. ContractError where it is something else."""
     if not isinstance(result, ResetResult):
         raise ContractError(f"returned {type(result).__name__}; expected rlcore.spi.ResetResult")
     _check_observation(result.observation, vocab_size)
@@ -175,7 +175,8 @@ def check_reset(result: Any, vocab_size: int | None) -> ResetResult:
 
 
 def check_step(result: Any, vocab_size: int | None) -> StepResult:
-    """What `step` returned. ContractError where it is something else, RewardError where a figure is not finite as float32."""
+    """Check the result of `step`. ContractError where it is something else, RewardError where a figure is not finite as
+    float32."""
     if not isinstance(result, StepResult):
         raise ContractError(f"returned {type(result).__name__}; expected rlcore.spi.StepResult")
     _check_number("the reward", result.reward)
@@ -196,7 +197,8 @@ def check_step(result: Any, vocab_size: int | None) -> StepResult:
 
 
 def check_episode(result: Any) -> EpisodeResult:
-    """What `run` returned. ContractError where it is something else, RewardError where a figure is not finite as float32."""
+    """Check the result of `run`. ContractError where it is something else, RewardError where a figure is not finite as
+    float32."""
     if not isinstance(result, EpisodeResult):
         raise ContractError(f"returned {type(result).__name__}; expected rlcore.spi.EpisodeResult")
     _check_number("the reward", result.reward)

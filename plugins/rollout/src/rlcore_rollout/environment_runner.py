@@ -28,7 +28,7 @@ from rlcore_rollout.environment_results import Failure, check_episode, check_res
 from rlcore_rollout.event_loop import LoopThread
 
 Begin: TypeAlias = Callable[[EnvironmentCalls], Coroutine[Any, Any, None]]
-"""What runs on the event loop, given the calls that it may make there."""
+"""A coroutine function of the event loop, which gets the calls that it may make there."""
 MAX_CONCURRENT = 256
 """Calls in flight at once; one that waits for its place is not yet on the clock."""
 LONG_S = 1.0
@@ -188,7 +188,8 @@ class EpisodeRunner:
         return f"{self._owner}.{call.function}, {call.describe()}"
 
     def _all(self, calls: Sequence[Call[Result]]) -> list[Result | Failure]:
-        """What each call came to; with the first failure that the recipe does not let pass, the rest is not made."""
+        """Return the result or failure of each call; with the first failure that the recipe does not let pass, the rest is not
+        made."""
         outcomes: dict[int, Result | Failure] = {}
         pool = TaskPool()
 
@@ -227,7 +228,7 @@ class LoopTaskHandle:
         """Calls that got stuck since it was last set to 0."""
         self._thread = runner.thread()
         self.calls = EnvironmentCalls(timeout_s=runner.timeout_s, given_up=self._given_up, now=now)
-        """Those on the present event loop."""
+        """The calls on the present event loop."""
         self._future: Future[None] | None = None
         self._is_cancelled = False
         self._seen = 0
@@ -257,8 +258,8 @@ class LoopTaskHandle:
             raise
 
     def poll(self, timeout_s: float) -> bool:
-        """Whether the work has ended, within the time. Raises what it raised; RewardError where too many calls got stuck. From
-        any thread, as seldom as it likes.
+        """Return whether the work has ended, within the time. Raises what it raised; RewardError where too many calls got
+        stuck. From any thread, as seldom as it likes.
 
         A long time between two polls counts from the next one on: a process that was stopped and continued must not find all
         its calls overdue."""

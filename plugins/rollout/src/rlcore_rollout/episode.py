@@ -41,12 +41,12 @@ class CompletionRequest:
     conversation: int = -1
     """GenerateRequest.conversations of it."""
     images: tuple[bytes, ...] = ()
-    """What the prompt shows; the same of all samples that share one."""
+    """The prompt's images; the same of all samples that share one."""
 
 
 @define(kw_only=True, eq=False)
 class Completion:
-    """What came of it."""
+    """The result of a sample request."""
 
     request: CompletionRequest
     text: str
@@ -60,7 +60,7 @@ class Completion:
     routed_experts: Int16Array | None = None
     """int16 [prompt and T, L, K]"""
     sampling_mask: SamplingMask | None = None
-    """What each of the T tokens was chosen among."""
+    """The tokens that each of the T tokens was chosen among."""
 
 
 def completions_of(wanted: Sequence[CompletionRequest], responses: Responses) -> list[Completion]:
@@ -131,45 +131,46 @@ class Episode:
     max_turn_tokens: int | None = None
     """Most tokens of one turn, where the budget is larger."""
     tools: Sequence[Tool] = ()
-    """What the policy may call."""
+    """The tools that the policy may call."""
     images: tuple[bytes, ...] = ()
-    """What its prompt shows."""
+    """The images of its prompt."""
     valid: bool = True
     """False where its environment failed."""
     turn: int = 0
     """The number of the turn that is being said, or answered."""
     partial_turn: Sequence[Int32Array] = ()
-    """What of the present turn was said before the generator was stopped, in pieces."""
+    """The tokens of the present turn from before the generator was stopped, in pieces."""
     unanswered_turn: Turn | None = None
     """The turn that its environment is to answer; None while the policy says it."""
     unread_observation: Observation | None = None
-    """What the policy is to read before its next turn, where the environment has answered."""
+    """The policy's input before its next turn, where the environment has answered."""
     ended: bool = False
     rewards: tuple[float, ...] = ()
-    """What each turn earned; 0.0 where its environment has not answered."""
+    """The reward of each turn; 0.0 where its environment has not answered."""
     reward_components: Mapping[str, float] = field(factory=lambda: _NOTHING)
-    """What its environment names of the rewards, each summed over its turns."""
+    """The components of the rewards, each summed over its turns."""
     timed_out: bool = False
     success: bool = False
     text: str = ""
-    """What the policy said in all its turns."""
+    """The text of all the policy's turns."""
     num_generated: int = 0
     stops: tuple[int, ...] = ()
-    """Where among its tokens a turn went on after the generator was stopped in it."""
+    """The places among its tokens at which a turn went on after the generator was stopped in it."""
     finish_reason: FinishReason = FinishReason.ABORTED
     metrics: tuple[tuple[str, float], ...] = ()
-    """What its environment reported, in order."""
+    """The metrics that its environment reported, in order."""
     tokens: tuple[Int32Array, ...] = ()
-    """All that it has read and said, in pieces."""
+    """The tokens that it has read and generated, in pieces."""
     logprobs: tuple[Float32Array, ...] = ()
     versions: tuple[Int32Array, ...] = ()
     turns: tuple[tuple[int, int], ...] = ()
-    """Where each turn begins and ends among the tokens."""
+    """The first and the end place of each turn among the tokens."""
     length: int = 0
     routed: tuple[AnyArray, ...] = ()
     """The experts of the tokens of each turn, from its first token on, where they are wanted."""
     masks: tuple[tuple[int, SamplingMask], ...] = ()
-    """Where that is wanted, what the tokens of each piece that the policy said were chosen among; and where it begins."""
+    """The place of each generated piece, and the tokens that its tokens were chosen among; empty where the run does not need
+    them."""
 
     @property
     def num_partial_tokens(self) -> int:

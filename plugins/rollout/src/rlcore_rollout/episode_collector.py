@@ -8,25 +8,26 @@ from rlcore.config.data import LEVEL_WINDOW, DataConfig, Split
 from rlcore.config.recipe import RolloutConfig
 from rlcore.registry.provider_calls import engine_tool_parser, max_concurrent
 from rlcore.run.data.text import renderer
-from rlcore.run.plan.collector import Collector, CollectorContext, LoopContext, OnTokens, PromptRows
+from rlcore.run.plan.algorithm_rules import replays_sampling_mask
+from rlcore.run.plan.collector import Collector, CollectorContext, LoopContext, PromptRows
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
-from rlcore.run.plan.truncation import replays_sampling_mask
 from rlcore.run.protocols import LoopObserver, Source
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
+from rlcore.run.train_step.scorers import OnTokens
 from rlcore.spi import DataError, Observation, Row, Tokenizer, ToolParser
 from rlcore.spi.arrays import Int64Array
 from rlcore.spi.execution import GeneratorGroup
-from rlcore_rollout.collector import Replay, RolloutCollector, StepCollector
 from rlcore_rollout.curriculum import Curriculum
 from rlcore_rollout.environment_results import Failure
 from rlcore_rollout.environment_runner import EpisodeRunner
+from rlcore_rollout.evaluation import AnswerObserver, HeldOutEvaluator
 from rlcore_rollout.from_recipe import episode_options, policy_of, step_options
-from rlcore_rollout.held_out import AnswerObserver, HeldOutEvaluator
 from rlcore_rollout.levels import NO_LEVEL, Levels, levels_of
 from rlcore_rollout.prompt_groups import no_parser
 from rlcore_rollout.rollout_files import RolloutFiles, RolloutWriter
+from rlcore_rollout.sampler import EpisodeSampler, Replay, StepSampler
 from rlcore_rollout.sources import RolloutSource
 
 
@@ -69,7 +70,7 @@ class EpisodeCollector(Collector):
         recipe, needs = self.plan.recipe, self.plan.algorithm.needs
         assert prompts.order is not None, "the rows are trained on"
         return RolloutSource(
-            collector=self.step_collector(
+            sampler=self.step_sampler(
                 "train",
                 loop.on_tokens,
                 generator=loop.generator,
@@ -114,21 +115,21 @@ class EpisodeCollector(Collector):
         """End the environment's event loop."""
         self.episodes.close()
 
-    def step_collector(self, split: Split, on_tokens: OnTokens | None = None, **parts: Any) -> StepCollector[Any]:
-        """Return the collector of a split's prompts; `parts` are fields of StepCollector that no recipe sets."""
+    def step_sampler(self, split: Split, on_tokens: OnTokens | None = None, **parts: Any) -> StepSampler[Any]:
+        """Return the sampler of a split's prompts; `parts` are fields of StepSampler that no recipe sets."""
         own = {"episodes": self.episodes, "tokenizer": self.tokenizer, "tool_parser": self.tool_parser}
         return self.build(split, on_tokens, **own, **parts, **step_options(self.plan.recipe, split, self.tokenizer))
 
-    def build(self, split: Split, on_tokens: OnTokens | None, **parts: Any) -> StepCollector[Any]:
-        """Build what collects the prompts of a split; `parts` are all fields of StepCollector."""
-        return RolloutCollector(on_tokens=on_tokens, **episode_options(self.plan.recipe, split), **parts)
+    def build(self, split: Split, on_tokens: OnTokens | None, **parts: Any) -> StepSampler[Any]:
+        """Build what collects the prompts of a split; `parts` are all fields of StepSampler."""
+        return EpisodeSampler(on_tokens=on_tokens, **episode_options(self.plan.recipe, split), **parts)
 
     def _evaluator(
         self, held_out: PromptRows, generator: GeneratorGroup, clock: PhaseClock, progress: Progress
     ) -> HeldOutEvaluator:
         options = self.plan.recipe.evaluation
         return HeldOutEvaluator(
-            collector=self.step_collector("evaluation", generator=generator, clock=clock, progress=progress),
+            sampler=self.step_sampler("evaluation", generator=generator, clock=clock, progress=progress),
             rows=held_out.rows,
             kept=held_out.kept,
             seed=self.plan.recipe.run.seed,

@@ -36,11 +36,11 @@ class EpisodeGroup:
     num_long: int = 0
     """Rows whose prompts were over the limit."""
     reset: ResetResult | None = None
-    """What the environment began with; None before, and where that failed."""
+    """The environment's first result; None before, and where that failed."""
     prompt: Int32Array = field(factory=lambda: NO_TOKENS)
     """int32 [length]; of a group whose environment failed, one token in place of it."""
     images: tuple[bytes, ...] = ()
-    """What the prompt shows, in order."""
+    """The prompt's images, in order."""
     is_left_out: bool = False
     """True where its row's prompt is over the limit, and no other takes its place."""
     episodes: list[Episode] = field(factory=list)
@@ -77,8 +77,8 @@ class EpisodeGroup:
         return first == len(episodes)
 
     def has_signal(self, compared: Compared, *, masks_truncated: bool) -> bool:
-        """Whether what is compared tells its episodes apart that are trained on, and which have all ended; True where it has
-        none. With `masks_truncated` those are not that a limit of tokens or turns cut off."""
+        """Return whether what is compared tells its episodes apart that are trained on, and which have all ended; True where it
+        has none. With `masks_truncated` those are not that a limit of tokens or turns cut off."""
         trained = [one for one in self.episodes if one.valid and not (masks_truncated and one.truncated)]
         return self.is_left_out or has_reward_variance(
             [one.rewards for one in trained], [one.reward_components for one in trained], compared
@@ -110,7 +110,7 @@ class EpisodeGroup:
         return restarted
 
     def _pieces(self) -> _Pieces:
-        """What its episodes have read at first, which they share."""
+        """Return the first tokens of its episodes, which they share."""
         logprobs, versions = not_generated(len(self.prompt))
         return (self.prompt,), (logprobs,), (versions,)
 
@@ -136,8 +136,8 @@ class EpisodeGroup:
 def has_reward_variance(
     rewards: Sequence[Sequence[float]], components: Sequence[Mapping[str, float]], compared: Compared
 ) -> bool:
-    """Whether a comparison of the samples of a group, given what each earned by its turns, and by the parts of its reward that
-    have names, has anything to say. False of a single sample, and of none."""
+    """Return whether a comparison of the samples of a group, given what each earned by its turns, and by the parts of its
+    reward that have names, has anything to say. False of a single sample, and of none."""
     # Without parts there is nothing to go by but the whole; the algorithm then says that they are missing.
     if compared == "rewards" or (compared == "reward_components" and not any(components)):
         return differ([sum(of_turns) for of_turns in rewards])
@@ -148,7 +148,7 @@ def has_reward_variance(
 
 
 def differ(rewards: Sequence[float]) -> bool:
-    """Whether rewards differ by more than roundings, such as that of 0.1 + 0.2. False of a single one, and of none."""
+    """Return whether rewards differ by more than roundings, such as that of 0.1 + 0.2. False of a single one, and of none."""
     if not rewards:
         return False
     return max(rewards) - min(rewards) > max(RELATIVE_RESOLUTION * max(map(abs, rewards)), SMALLEST_DIFFERENCE)

@@ -90,7 +90,7 @@ class EpisodeRun(Generic[GroupT]):
         self.work = work
         self._runner = runner
         self._groups: dict[int, GroupT] = {}
-        """All that are open."""
+        """The open groups."""
         self.unrated: set[int] = set()
         """Groups that were replaced, and whose rewards say nothing of their rows."""
         self._loop = LoopWork(runner, self._begin, self.close, work.now)
@@ -155,11 +155,11 @@ class EpisodeRun(Generic[GroupT]):
         self._loop.between(self._restart)
 
     def snapshot(self, make: Callable[[Sequence[GroupT]], T]) -> T:
-        """What `make` returns of all open groups, none of which changes meanwhile."""
+        """Return the result of `make` for all open groups, none of which changes meanwhile."""
         return self._loop.between(lambda: make([self._groups[number] for number in sorted(self._groups)]))
 
     def taken(self, make: Callable[[Sequence[GroupT]], T]) -> T:
-        """What `make` returns of the groups of the batch that was taken, while nothing changes."""
+        """Return the result of `make` for the groups of the batch that was taken, while nothing changes."""
         return self._loop.between(lambda: make([self._groups[number] for number in sorted(self.schedule.training)]))
 
     def restore(self, groups: Iterable[GroupT]) -> None:

@@ -79,7 +79,7 @@ class _Call:
 
 
 class _CallFuture(Future[Any]):
-    """What asyncio waits for, and cancels where a call's time is up."""
+    """The future that asyncio waits for, and cancels where a call's time is up."""
 
     def __init__(self, call: _Call) -> None:
         super().__init__()
@@ -136,8 +136,8 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def ends(self, future: Future[None], timeout_s: float) -> bool:
-        """Whether a future is done within the time. KeyboardInterrupt where code on the loop has raised it, also in a task that
-        no one waits for."""
+        """Return whether a future is done within the time. KeyboardInterrupt where code on the loop has raised it, also in a
+        task that no one waits for."""
         done = bool(wait([future], timeout=timeout_s).done)
         if self._interrupted.is_set():
             self._interrupted.clear()

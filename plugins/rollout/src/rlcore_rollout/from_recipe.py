@@ -1,4 +1,4 @@
-"""Reads, from a recipe, the options of the collector that samples a data set's prompts, and the rules of the schedule."""
+"""Reads, from a recipe, the options of the sampler of a data set's prompts, and the rules of the schedule."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from rlcore_rollout.step_plans import PromptLimit
 
 
 def step_options(recipe: Recipe, split: Split, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The options of every StepCollector: as the recipe's `[rollout]` says, or for held-out prompts its `[evaluation]`."""
+    """The options of every StepSampler: as the recipe's `[rollout]` says, or for held-out prompts its `[evaluation]`."""
     trains = split == "train"
     rollout, options = recipe.rollout, recipe.rollout if trains else recipe.evaluation
     data: DatasetConfig = getattr(recipe.data, split)
@@ -25,7 +25,7 @@ def step_options(recipe: Recipe, split: Split, tokenizer: Tokenizer) -> dict[str
 
 
 def episode_options(recipe: Recipe, split: Split) -> dict[str, Any]:
-    """The options of a RolloutCollector besides those."""
+    """The options of a EpisodeSampler besides those."""
     rollout, trains = recipe.rollout, split == "train"
     return {
         "prompt_limit": _prompt_limit(getattr(recipe.data, split), split, rollout),

@@ -42,12 +42,12 @@ class GroupWork(ABC, Generic[GroupT]):
     thread while none is at work."""
 
     requests: RequestQueue
-    """What asks for samples."""
+    """The queue that asks for samples."""
     count: SampleCount
     task_pool: TaskPool
     failures: MaskedFailures
     plans: StepPlans
-    """What groups begin with."""
+    """The plans that groups begin with."""
     group_size: int
     ends_without_samples: ClassVar[bool] = True
     """True where calls of the environment end while nothing is generated."""
@@ -97,8 +97,8 @@ class GroupWork(ABC, Generic[GroupT]):
         return self.plans.row(group.number)
 
     def rates_row(self, group: GroupT) -> bool:
-        """Whether the rewards of a group that has ended say something of its own row: several samples have one, and no other
-        row took its place."""
+        """Return whether the rewards of a group that has ended say something of its own row: several samples have one, and no
+        other row took its place."""
         return group.num_rewarded > 1 and self.row(group) is self.plans.row(group.number)
 
     @abstractmethod

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import frozen
 
-from rlcore.run.data.mixed_rows import MixedRows
+from rlcore.run.data.mixes import MixedRows
 from rlcore.spi import DataError, LazyRows, Row
 from rlcore.spi.arrays import BoolArray, Int64Array
 
 LEVEL = "level"
 """The field of a row that says its level."""
 NO_LEVEL = -1
-"""What stands for the level of rows without one, which never wait."""
+"""The level of rows without one, which never wait."""
 
 
 @frozen(kw_only=True)
 class LevelState:
-    """What a checkpoint keeps of it."""
+    """The state of the levels in a checkpoint."""
 
     level: int
     solved: tuple[float, ...]
@@ -43,7 +43,7 @@ class Levels:
         self._solved = deque(() if saved is None else saved.solved, self._window)
 
     def state(self) -> LevelState:
-        """What to begin from later."""
+        """Return the state to begin from later."""
         return LevelState(level=self.level, solved=tuple(self._solved))
 
     def is_open(self, rows: Int64Array) -> BoolArray:

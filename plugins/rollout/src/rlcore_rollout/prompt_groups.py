@@ -139,8 +139,8 @@ class PromptGroups(GroupWork[EpisodeGroup]):
         return None
 
     def _can_go_on(self, group: EpisodeGroup) -> bool:
-        """Whether a group that another run has begun is what it would be here: of as many samples and, unless it has ended,
-        within the same limits."""
+        """Return whether a group that another run has begun is what it would be here: of as many samples and, unless it has
+        ended, within the same limits."""
         if not group.has_begun or group.is_left_out:
             return True
         options, num_read = self._options, len(group.prompt)

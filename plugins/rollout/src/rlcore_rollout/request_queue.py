@@ -158,7 +158,7 @@ class RequestQueue:
         )
 
     def _owed(self, samples: Int64Array) -> list[tuple[_Request, int, CompletionRequest]]:
-        """What was asked for under these numbers: the requests, the places in them, and the samples."""
+        """Return the requests under these numbers: the requests, the places in them, and the samples."""
         found, request = [], None
         with self._changed:
             for number in samples.tolist():
@@ -197,7 +197,7 @@ def _alike(waiting: Sequence[CompletionRequest]) -> list[list[list[CompletionReq
 
 
 def _kind(wanted: CompletionRequest) -> tuple[SamplingParams, bool, bool]:
-    """What all samples of a request have in common."""
+    """Return the settings that all samples of a request share."""
     return wanted.sampling, wanted.routed_experts, wanted.sampling_mask
 
 

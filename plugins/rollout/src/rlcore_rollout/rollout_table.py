@@ -49,7 +49,7 @@ def rollout_table(
 
 
 def prompt_texts(collected: CollectedRollouts, tokenizer: Tokenizer, sequences: Int64Array | None = None) -> list[str]:
-    """What each sample had read before its first generated token: [N], or of some sequences, [M]."""
+    """Return the prompt of each sample, up to its first generated token: [N], or of some sequences, [M]."""
     batch = collected.batch if sequences is None else collected.batch.select(sequences)
     generated = batch.token_columns[WEIGHT_VERSIONS] >= 0
     prompts = []

@@ -10,9 +10,9 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from rlcore.spi import CheckpointError
-from rlcore_rollout.collector import Distribution
 from rlcore_rollout.curriculum import CurriculumState
 from rlcore_rollout.episode_run import EpisodeRun
+from rlcore_rollout.sampler import Distribution
 from rlcore_rollout.schedule import Position
 from rlcore_rollout.serialization import SerializationError
 from rlcore_rollout.serialization import dumps as dump_object
@@ -31,7 +31,7 @@ class SavedRollouts:
     version_of_step: Mapping[int, int] = field(factory=dict)
     """Version of the weights that each of the last steps began with."""
     distribution: Distribution | None = None
-    """What the groups' tokens were sampled from; None where there are no groups."""
+    """The distribution that the groups' tokens were sampled from; None where there are no groups."""
     curriculum: CurriculumState | None = None
     """None where every prompt comes as often."""
 
@@ -101,7 +101,7 @@ def dumps(saved: SavedRollouts) -> bytes:
 
 
 def loads(data: bytes) -> SavedRollouts:
-    """What `dumps` made; CheckpointError where it cannot be read."""
+    """Read the bytes that `dumps` made; CheckpointError where it cannot be read."""
     saved = _loads(data)
     if not isinstance(saved, SavedRollouts):
         raise CheckpointError(f"the checkpoint's rollouts are a {type(saved).__name__}; expected those of this version")

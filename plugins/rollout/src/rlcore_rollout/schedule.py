@@ -31,9 +31,9 @@ class SchedulePolicy:
 
     @property
     def starts_together(self) -> bool:
-        """Whether the groups of a step begin together. A sample's log-probabilities are those of its prompt, seed and weights,
-        but for rounding, which may depend on what runs beside it: where a step waits for all, the order in which environments
-        begin is to change nothing at all."""
+        """Return whether the groups of a step begin together. A sample's log-probabilities are those of its prompt, seed and
+        weights, but for rounding, which may depend on what runs beside it: where a step waits for all, the order in which
+        environments begin is to change nothing at all."""
         return not (self.max_staleness or self.num_extra)
 
     @property
@@ -61,7 +61,7 @@ class SchedulePolicy:
 
 @define(kw_only=True)
 class Position:
-    """Where a schedule stands, as a checkpoint keeps it."""
+    """The position of a schedule, as a checkpoint keeps it."""
 
     next_number: int = 0
     """The number of the group that begins next: the position in the data."""
@@ -126,7 +126,7 @@ class Schedule:
 
     @property
     def num_open(self) -> int:
-        """How many they are."""
+        """Return the number of open groups."""
         return len(self._at.running) + len(self._at.complete)
 
     @property
@@ -146,7 +146,7 @@ class Schedule:
         return self._refilled if self._training else self._at.refilled
 
     def began(self, number: int) -> int:
-        """How many steps were trained when a group of that batch began."""
+        """Return how many steps were trained when a group of that batch began."""
         return self._training[number]
 
     @property
@@ -155,7 +155,7 @@ class Schedule:
         return not (self._at.running or self._training or self.can_take())
 
     def position(self) -> Position:
-        """Where it stands. A batch that is taken and not trained on counts as complete, so that nothing of it is lost."""
+        """Return its position. A batch that is taken and not trained on counts as complete, so that nothing of it is lost."""
         at = self._at
         return Position(
             next_number=at.next_number,

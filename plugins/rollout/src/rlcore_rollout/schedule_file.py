@@ -12,7 +12,7 @@ from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.storage.recipe_changes import Change, recipe_changes
 from rlcore.spi import Problem
 from rlcore_rollout.from_recipe import policy_of
-from rlcore_rollout.rollout_trace import StepRecord
+from rlcore_rollout.trace_records import StepRecord
 
 RECIPE = "recipe"
 """The key of a line that holds the recipe, as TOML, of the steps behind it."""
@@ -54,7 +54,7 @@ def rewind_schedule(path: Path, step: int) -> None:
 
 
 def recipe_problems(text: object, resolved: str, where: str) -> Iterator[Problem]:
-    """What keeps a recipe from being replayed by the schedule of another, a line of its file."""
+    """Yield the problems that keep a recipe from being replayed by the schedule of another, a line of its file."""
     try:
         changes = _changes(str(text), resolved)
     except ValueError:
@@ -97,7 +97,7 @@ def _recipes(path: Path) -> list[object]:
 
 
 def _changes(before: str, after: str) -> list[Change]:
-    """What of a schedule's recipe another has otherwise; ValueError where `before` is no TOML."""
+    """Return the differences between a schedule's recipe and another; ValueError where `before` is no TOML."""
     return [change for change in recipe_changes(before, after) if change.is_of(REPLAYED)]
 
 

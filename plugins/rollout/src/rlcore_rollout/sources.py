@@ -6,21 +6,20 @@ from typing import Any, ClassVar
 
 from attrs import evolve
 
-from rlcore.run.data.mixed_rows import rows_at
-from rlcore.run.data.prompt_stream import PromptOrder
-from rlcore.run.data.seeds import Stream
+from rlcore.run.data.mixes import rows_at
+from rlcore.run.data.prompt_stream import PromptOrder, Stream
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.protocols import CollectedRollouts, Source, always
 from rlcore.spi import Row, capabilities
 from rlcore.spi.arrays import Int64Array
-from rlcore_rollout.collector import Replay, RolloutCollector, StepCollector
 from rlcore_rollout.curriculum import Curriculum, CurriculumState
 from rlcore_rollout.episode_run import EpisodeRun
 from rlcore_rollout.gc_tuning import step_begins, step_ends
-from rlcore_rollout.rollout_trace import StepRecord, step_record
+from rlcore_rollout.sampler import EpisodeSampler, Replay, StepSampler
 from rlcore_rollout.saved_rollouts import SavedRollouts, damage_told, dumps, loads, restore_rollouts, save_rollouts
 from rlcore_rollout.schedule import Position, SchedulePolicy
 from rlcore_rollout.step_plans import Draws, StepPlan
+from rlcore_rollout.trace_records import StepRecord, step_record
 
 
 class RolloutSource(Source):
@@ -31,7 +30,7 @@ class RolloutSource(Source):
     def __init__(
         self,
         *,
-        collector: StepCollector[Any],
+        sampler: StepSampler[Any],
         rows: Sequence[Row],
         kept: Int64Array,
         stream: PromptOrder | Curriculum,
@@ -43,7 +42,7 @@ class RolloutSource(Source):
     ) -> None:
         """`kept` int64 [P] are the rows within the limits. `restarts` begins unfinished samples again after each step; else
         they go on. `overlaps` lets the generator go on while others train. A `replay` does neither."""
-        self._collector = collector
+        self._sampler = sampler
         self._rows = rows
         self._kept = kept
         self._stream = stream
@@ -88,7 +87,7 @@ class RolloutSource(Source):
         if self._curriculum is not None:
             self._curriculum.begin(found.position.next_number // self._policy.groups_per_step, found.curriculum)
         self._run = self._run_at(found.position)
-        restore_rollouts(self._run, found, self._collector.distribution, self._collector.progress.note)
+        restore_rollouts(self._run, found, self._sampler.distribution, self._sampler.progress.note)
 
     @contextmanager
     def interruptible(self, guard: InterruptGuard) -> Iterator[Callable[[], bool]]:
@@ -105,7 +104,7 @@ class RolloutSource(Source):
         schedule = self._run.schedule
         assert schedule.trained == step - 1, "steps follow each other"
         self._version_of_step[step - 1] = weight_version
-        collected = self._collector.collect_step(self._run, weight_version, may_go_on)
+        collected = self._sampler.collect_step(self._run, weight_version, may_go_on)
         if collected is None:
             return None
         step_begins(len(collected.rewards))
@@ -119,7 +118,7 @@ class RolloutSource(Source):
             return collected
         oldest = self._version_of_step.get(self._policy.oldest_unscored(step - 1), 0)
         reasons = self._run.work.failures.reasons
-        is_replayable = isinstance(self._collector, RolloutCollector)  # what agents do is repeated by no schedule
+        is_replayable = isinstance(self._sampler, EpisodeSampler)  # what agents do is repeated by no schedule
         metrics, record = self._run.taken(
             lambda groups: (
                 schedule.metrics(),
@@ -130,7 +129,7 @@ class RolloutSource(Source):
             self._record = evolve(record, num_rescored=int(collected.older_than(oldest).sum()))
             if self._is_exact and self._replay is not None and (reason := self._replay.difference(self._record)) is not None:
                 self._is_exact = False
-                self._collector.progress.note(
+                self._sampler.progress.note(
                     f"replay, step {step}: {reason}. From here on it equals other replays of the file, not the run that "
                     "wrote it"
                 )
@@ -151,11 +150,11 @@ class RolloutSource(Source):
         step_ends()
 
     def recorded(self) -> StepRecord | None:
-        """What the last step was trained on, unless that is what began with it."""
+        """Return the trace of the last step, unless it trained on the groups that began with it."""
         return self._record
 
     def pause(self) -> None:
-        """What has not ended goes on with the next stream."""
+        """Stop the present stream; open samples go on with the next one."""
         self._run.pause()
 
     @property
@@ -175,15 +174,15 @@ class RolloutSource(Source):
 
     def make_way(self) -> None:
         """Samples that are under way see weights that come in flight, unless they begin again with them."""
-        if self._restarts or not self._collector.generator.has(capabilities.IN_FLIGHT_REFIT):
+        if self._restarts or not self._sampler.generator.has(capabilities.IN_FLIGHT_REFIT):
             self._run.pause()
 
     def state(self) -> bytes | None:
         """The open groups, and the position in the data. At a staleness of 0 a step that began with none begins again as a
         whole, so that it is the one that it would have been."""
         if self._policy.carries_samples or self._carries or self._replay is not None:
-            saved = save_rollouts(self._run, self._version_of_step, self._collector.progress.note)
-            saved = evolve(saved, distribution=self._collector.distribution, curriculum=self._curriculum_state())
+            saved = save_rollouts(self._run, self._version_of_step, self._sampler.progress.note)
+            saved = evolve(saved, distribution=self._sampler.distribution, curriculum=self._curriculum_state())
             return dumps(saved)
         trained = self._run.schedule.trained
         if self._next_of_step == trained * self._policy.groups_per_step and self._curriculum is None:
@@ -200,8 +199,8 @@ class RolloutSource(Source):
         return None if self._curriculum is None else self._curriculum.state()
 
     def _signals(self, groups: Sequence[Any]) -> dict[int, bool]:
-        """Whether rewards differ in the batch's groups, of those that tell of their own rows; they did not in such ones that
-        were replaced."""
+        """Return whether rewards differ in the batch's groups, of those that tell of their own rows; they did not in such ones
+        that were replaced."""
         run = self._run
         replaced = [number for number in run.schedule.refilled if number not in run.unrated]
         signals = {group.number: run.work.has_signal(group) for group in groups if run.work.rates_row(group)}
@@ -225,14 +224,14 @@ class RolloutSource(Source):
         return Position(next_number=step * self._policy.groups_per_step, trained=step)
 
     def _run_at(self, position: Position) -> EpisodeRun[Any]:
-        schedule = self._collector.schedule(self._policy, position)
-        return self._collector.run_of(schedule, self._plan_of, overlaps=self._overlaps)
+        schedule = self._sampler.schedule(self._policy, position)
+        return self._sampler.run_of(schedule, self._plan_of, overlaps=self._overlaps)
 
     def _plan_of(self, step: int) -> StepPlan:
         indices = self._kept[self._stream.indices(step)]
         return StepPlan(
             rows=rows_at(self._rows, indices),
-            draws=Draws((self._seed, Stream.ROLLOUTS, step + 1), len(indices), self._collector.samples_per_prompt),
+            draws=Draws((self._seed, Stream.ROLLOUTS, step + 1), len(indices), self._sampler.samples_per_prompt),
             spare=self._following(step),
         )
 

@@ -20,7 +20,7 @@ class PromptLimit:
     key: str
     """The data set's section of the recipe."""
     option: str = "rollout.max_prompt_tokens"
-    """What sets the limit."""
+    """The option that sets the limit."""
 
 
 class Draws:
@@ -46,7 +46,7 @@ class Draws:
 
 @define(kw_only=True, eq=False)
 class StepPlan:
-    """What the P groups of a step begin with."""
+    """The rows and seeds that the P groups of a step begin with."""
 
     rows: Sequence[Row]
     """[P]"""
@@ -113,7 +113,7 @@ class StepPlans:
         self._plans = {step: plan for step, plan in self._plans.items() if step in steps}
 
     def spared(self) -> dict[int, int]:
-        """How many rows took the places of others, by step."""
+        """Return the number of rows that took the places of others, by step."""
         return {step: plan.num_spared for step, plan in self._plans.items() if plan.num_spared}
 
 
@@ -127,7 +127,7 @@ class StepBatch:
     num_unknown: int
     """Groups of which it is not known yet whether their prompt is too long."""
     groups: Sequence[EpisodeGroup] = ()
-    """Those whose first turns are asked for together; none where each is as soon as its prompt is known."""
+    """The groups whose first turns are asked for together; none where each is asked for as soon as its prompt is known."""
     num_long: int = 0
     has_begun: bool = False
     """True where some group has a prompt within the limit."""

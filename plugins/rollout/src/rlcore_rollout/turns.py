@@ -14,7 +14,7 @@ from typing import Any
 from attrs import frozen
 
 from rlcore.run.data.text import History, renderer
-from rlcore.run.plan.collector import OnTokens
+from rlcore.run.train_step.scorers import OnTokens
 from rlcore.spi import DataError, FinishReason, SamplingParams, Tokenizer, Tool, ToolCall, ToolParser
 from rlcore_rollout.environment_calls import EnvironmentCalls, TaskPool
 from rlcore_rollout.environment_results import Failure, MaskedFailures
@@ -26,14 +26,14 @@ from rlcore_rollout.step_plans import seed_after
 
 @frozen(kw_only=True, eq=False)
 class TurnOptions:
-    """What all turns of a run have in common."""
+    """The options that all turns of a run share."""
 
     sampling: SamplingParams
     max_turns: int
     history: History = "refuse"
-    """What to do where the chat template would rewrite what it has shown."""
+    """Handling of chat templates that would rewrite earlier messages."""
     tool_parser: ToolParser | None = None
-    """What reads the calls of tools; None where nothing says how the model writes them."""
+    """The parser of tool calls; None where nothing says how the model writes them."""
     timeout_s: float | None = None
     """How long an episode may take, less the seconds in which its generator was stopped."""
     routed_experts: bool = False

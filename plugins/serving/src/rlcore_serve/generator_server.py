@@ -12,8 +12,8 @@ from rlcore.model_files import CONFIG_FILE, config_number
 from rlcore.registry.binding import build_generator
 from rlcore.registry.discovery import Entry
 from rlcore.registry.generator_handle import OWN_VERSION
+from rlcore.registry.handle import closed_after
 from rlcore.registry.provider_calls import engine_tool_parser, run_check
-from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.execution.streams import run_stream
 from rlcore.run.plan.checks import raise_problems
 from rlcore_model_files.directory import GENERATION_FILE
@@ -31,14 +31,14 @@ Note = Callable[[str], None]
 
 @frozen(kw_only=True)
 class Address:
-    """Where a model is served, and to whom."""
+    """The address of a served model, and its API key."""
 
     host: str
     port: int
     name: str
     """The name of the model in requests."""
     api_key: str | None
-    """What clients have to show as their API key; None lets in all."""
+    """The API key that clients have to send; None lets in all."""
 
 
 def serve_generator(

@@ -33,7 +33,7 @@ AGENTS = CollectorProvider(
     name="agents",
     spi=SPI_VERSION,
     priority=50,
-    collector="rlcore_serve.agents.collector:AgentsCollector",
+    collector="rlcore_serve.agents.collector:AgentCollector",
     check="rlcore_serve.agents.check:check",
     runs={"agents"},
 )

@@ -15,14 +15,14 @@ from rlcore.files import alone, storage_errors
 from rlcore.gpu import Device, detect_device
 from rlcore.registry.binding import build_trainer
 from rlcore.registry.discovery import Entry, Registry
+from rlcore.registry.handle import closed_after
 from rlcore.registry.selection import select
-from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.plan.channel import has_other_model
 from rlcore.run.plan.run_plan import dtype_of, model_spec
 from rlcore.run.plan.sections import convert_recipe, plugin_config
 from rlcore.run.storage.checkpoint import MANIFEST, list_checkpoints, newest_checkpoint, read_loop_state, require_intact
 from rlcore.run.storage.saver import model_digest
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.schema.suggestions import similar_path
 from rlcore_model_files.directory import is_hub_name, model_problems
 from rlcore_serve.generator_server import Address, Note, serve_generator
@@ -58,8 +58,8 @@ class Serving:
 
 
 def find_target(named: str, checkpoint: str | None, note: Note) -> Target:
-    """What RUN_OR_MODEL and --checkpoint name. A run's exported model comes before its checkpoints, of which the newest
-    intact one is taken. CheckpointError where there is none, ConfigError where the path is something else."""
+    """Find the model that RUN_OR_MODEL and --checkpoint name. A run's exported model comes before its checkpoints, of which the
+    newest intact one is taken. CheckpointError where there is none, ConfigError where the path is something else."""
     path = expanded(named)
     if (path / RECIPE).is_file():
         return _run_target(path, checkpoint, note)
@@ -165,7 +165,7 @@ def serve(
 
 
 def default_name(target: Target) -> str:
-    """What clients call the model: the run's name, the last part of a directory's, or the Hub name itself."""
+    """Return the model's name for clients: the run's name, the last part of a directory's, or the Hub name itself."""
     if target.run is not None:
         return target.run.resolve().name
     assert target.model is not None

@@ -14,10 +14,10 @@ class SglangConfig:
 
     tensor_parallel: Positive = 1
     """Devices (on CPU, processes) that the engine spreads over."""
-    memory_fraction: Annotated[float, above_at_most(0, 1)] = 0.5
+    mem_fraction_static: Annotated[float, above_at_most(0, 1)] = 0.5
     """Share of a device's memory for weights and KV cache."""
-    max_cached_tokens: Positive | None = None
-    """Most tokens in the KV cache; None takes what `memory_fraction` leaves on CUDA, and 65536 on CPU."""
+    max_total_tokens: Positive | None = None
+    """Most tokens in the KV cache; None takes what `mem_fraction_static` leaves on CUDA, and 65536 on CPU."""
     max_running_requests: Positive = 256
     """Most samples decoded at the same time."""
     attention_backend: str | None = None

@@ -12,7 +12,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import RefitError, WeightBucket, WeightExport
 from rlcore_sglang.config import SglangConfig
 from rlcore_sglang.engine import Engine

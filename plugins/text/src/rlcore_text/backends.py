@@ -1,4 +1,5 @@
-"""What a run calls: the functions of `tokenizers.loading` and `renderer`, whose modules are objects of the core's protocols."""
+"""The entry points of a run: the functions of `tokenizers.loading` and `renderer`, whose modules are objects of the core's
+protocols."""
 
 from rlcore.run.data.text import Renderer, Tokenizers
 from rlcore_text import loading

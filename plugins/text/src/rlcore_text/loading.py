@@ -1,4 +1,4 @@
-"""How a run loads tokenizers: an `rlcore.run.data.text.Tokenizers`."""
+"""Loads tokenizers for a run: an `rlcore.run.data.text.Tokenizers`."""
 
 from rlcore_text.tokenizers.hub_reach import is_here as is_here
 from rlcore_text.tokenizers.tokenizer import load_tokenizer as load_tokenizer

@@ -1,4 +1,4 @@
-"""How a run renders rows and chats to tokens: an `rlcore.run.data.text.Renderer`."""
+"""Renders rows and chats to tokens for a run: an `rlcore.run.data.text.Renderer`."""
 
 from collections.abc import Sequence
 

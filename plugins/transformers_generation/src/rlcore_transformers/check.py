@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlcore.model_files import read_object
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import CheckContext, Problem
 from rlcore_torchkit.architectures.decoders import described_family, is_image_model, length_problems, state_kinds
 from rlcore_torchkit.huggingface.model_check import (

@@ -15,7 +15,7 @@ ROUTED_EXPERTS = frozenset({capabilities.ROUTED_EXPERTS}) if "cuda" in meant_for
 
 def disabled_capabilities(config: VllmConfig) -> frozenset[str]:
     """Return the capabilities that a section rules out: channels that its layout has no use for, exactness where weights or the
-    KV cache are quantised or an argument of the engine's may round, adapters apart from weights that are quantised or that
+    KV cache are quantised or an argument of the engine's may round, unmerged adapters with weights that are quantised or that
     followers take over too, and those that speculation leaves no place for."""
     shares_device = config.devices is None or TRAINER_DEVICE in config.devices
     is_out_of_reach = {

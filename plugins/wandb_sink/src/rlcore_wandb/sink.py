@@ -26,7 +26,7 @@ class WandbRun:
                 'sinks.wandb.mode = "offline" (or WANDB_MODE=offline) keep the run here for `wandb sync`.'
             ) from error
         self.id = self._run.id
-        self._run.define_metric("eval/*", step_metric="eval/step")
+        self._run.define_metric("checkpoint_eval/*", step_metric="checkpoint_eval/step")
         self._later: list[dict[str, float]] = []
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -35,8 +35,8 @@ class WandbRun:
         self._run.log({**row, **metrics}, step=step, commit=True)
 
     def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Figures over an axis of their own, `eval/step`, in the rows of later steps: W&B's own steps only grow."""
-        self._later.append({**metrics, "eval/step": step})
+        """Figures over an axis of their own, `checkpoint_eval/step`, in the rows of later steps: W&B's own steps only grow."""
+        self._later.append({**metrics, "checkpoint_eval/step": step})
 
     def log_samples(self, step: int, samples: Sequence[LoggedSample]) -> None:
         """A table, in the row of the step's figures."""

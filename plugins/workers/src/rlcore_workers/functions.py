@@ -11,8 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from rlcore.schema.file_limits import MAX_BYTES, require_file
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import MAX_BYTES, expanded, require_file
 from rlcore.spi import ConfigError, Problem, RewardError
 from rlcore.time_limit import loading
 

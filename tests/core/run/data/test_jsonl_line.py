@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.run.data import jsonl_line
-from rlcore.run.data.jsonl_line import parse_line
+from rlcore.run.data import jsonl_rows
+from rlcore.run.data.jsonl_rows import parse_line
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 VALUES = st.recursive(
@@ -46,7 +46,7 @@ def test_every_object_of_json_is_read_as_it_was_written(row, ascii_only):
 def test_a_line_that_is_no_row_has_its_reason(monkeypatch, what):
     line, reason = LINES[what]
     if what == "long":
-        monkeypatch.setattr(jsonl_line, "MAX_LINE_BYTES", 1000)
+        monkeypatch.setattr(jsonl_rows, "MAX_LINE_BYTES", 1000)
     with pytest.raises(ValueError, match=reason):
         parse_line(line)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rlcore.run.data.mixed_rows import MixedRows, of_set
+from rlcore.run.data.mixes import MixedRows, of_set
 from rlcore.spi import DataError
 
 SETS = {"sums": [{"prompt": f"{n}"} for n in range(3)], "words": [{"prompt": "a"}, {"prompt": "b"}]}

@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.registry.discovery import Registry
-from rlcore.run.execution.backends import execution
+from rlcore.run.execution.context import execution
 from rlcore.run.execution.groups import InProcessTrainer
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.progress import Progress

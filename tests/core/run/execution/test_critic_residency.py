@@ -138,7 +138,7 @@ def test_it_leaves_the_device_to_the_generator_as_the_policy_does(run: Run) -> N
 
 @pytest.mark.parametrize("options", [("critic.offload=none",), ("critic.offload=all", "run.device=cpu")])
 def test_it_stays_where_nothing_says_otherwise(run: Run, options: tuple[str, ...]) -> None:
-    run(*ON_GPU, *SHORT, "offload.generator_sleeps=false", *options, registry=registry())
+    run(*ON_GPU, *SHORT, "offload.generator_sleep_mode=false", *options, registry=registry())
     assert of_critic() == ["tells", "trains"] * 2
 
 
@@ -149,7 +149,7 @@ def test_a_trainer_that_cannot_move_is_left_alone(run: Run) -> None:
 
 
 def test_moving_changes_no_figure(run: Run, tmp_path: Path) -> None:
-    run("run.name=still", *ON_GPU, "offload.generator_sleeps=false")
+    run("run.name=still", *ON_GPU, "offload.generator_sleep_mode=false")
     run("run.name=moving", *ON_GPU, "critic.offload=all", "offload.trainer=state")
     still, moving = (
         [{name: value for name, value in line.items() if not name.startswith("memory/")} for line in read_metrics(path)]

@@ -36,17 +36,17 @@ from rlcore.spi import (
 from rlcore.spi.arrays import offsets_of
 from rlcore.spi.execution import LogprobsColumn, Minibatch
 from rlcore.testing.fakes import FakeTokenizer, fake_registry
+from rlcore.testing.fakes.algorithm import FakePolicyGradientConfig
 from rlcore.testing.fakes.generator import FakeGeneratorConfig
-from rlcore.testing.fakes.loss import FakePolicyGradientConfig
+from rlcore.testing.fakes.policy import VALUES_PATH
 from rlcore.testing.fakes.providers import FAKE_TRAINER
 from rlcore.testing.fakes.trainer import FakeTrainer, FakeTrainerConfig
-from rlcore.testing.fakes.values import VALUES_PATH
 from rlcore_rollout.episode import Completion, CompletionRequest
 from rlcore_rollout.request_queue import RequestQueue
 
 MODEL = ModelSpec(path="none")
 LOSS = LossSpec(
-    path="rlcore.testing.fakes.loss:fake_policy_gradient", config=FakePolicyGradientConfig(), token_columns=(ADVANTAGES,)
+    path="rlcore.testing.fakes.algorithm:fake_policy_gradient", config=FakePolicyGradientConfig(), token_columns=(ADVANTAGES,)
 )
 sent: list[TrainStepRequest | LogprobsRequest] = []
 

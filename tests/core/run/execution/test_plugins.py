@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.registry.discovery import Registry
-from rlcore.run.execution.plugins import RunPlugins
+from rlcore.run.execution.context import RunPlugins
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import ObserverContext, PluginError, hookimpl
 from rlcore.testing.fakes import fake_registry

@@ -275,7 +275,7 @@ class Guessing:
 
 def test_what_was_guessed_is_told_once() -> None:
     three = DraftCounts(num_drafts=2, num_draft_tokens=6, num_accepted_tokens=3)
-    refitter = refitter_of(Guessing(None, DraftCounts(), three, three, three), apart=False)
+    refitter = refitter_of(Guessing(None, DraftCounts(), three, three, three), unmerged=False)
     for version in range(2):
         refitter.refit(version)
         assert refitter.take_metrics() == {}
@@ -293,13 +293,13 @@ def test_what_was_guessed_is_told_once() -> None:
 def test_the_end_of_a_channel_that_sends_is_asked_for_changes(channel: str, by_trainer: str) -> None:
     pytest.importorskip("rlcore_torchkit", reason="has these channels")
     route: Any = Unsteady()
-    refitter = refitter_of(route, apart=False, channel=channel, delta="host")
+    refitter = refitter_of(route, unmerged=False, channel=channel, delta="host")
     refitter.refit(0)
     assert [(order.delta, order.export.delta) for order in route.orders] == [("host", by_trainer)]
 
 
 def test_bytes_that_were_sent_are_told_once() -> None:
-    refitter = refitter_of(Unsteady(2), apart=False)
+    refitter = refitter_of(Unsteady(2), unmerged=False)
     for version in range(2):
         refitter.refit(version)
     assert [refitter.take_metrics(), refitter.take_metrics()] == [{"refit/sent_mib": 1.0}, {}]
@@ -307,14 +307,14 @@ def test_bytes_that_were_sent_are_told_once() -> None:
 
 def test_engines_that_came_back_are_told_once() -> None:
     route = Guessing(None)
-    refitter = refitter_of(route, apart=False)
+    refitter = refitter_of(route, unmerged=False)
     refitter.refit(0)
     assert refitter.take_metrics() == {}
     route.num_restarts = 2
     assert [refitter.take_metrics(), refitter.take_metrics()] == [{"generation/engine_restarts": 2.0}, {}]
 
 
-def refitter_of(route: Any, *, apart: bool, channel: str = "in_process", delta: Delta = "off") -> Refitter:
+def refitter_of(route: Any, *, unmerged: bool, channel: str = "in_process", delta: Delta = "off") -> Refitter:
     return Refitter(
         route=route,
         generator=route,
@@ -323,24 +323,24 @@ def refitter_of(route: Any, *, apart: bool, channel: str = "in_process", delta: 
         max_bucket_bytes=1,
         max_attempts=2,
         delta=delta,
-        apart=apart,
+        unmerged=unmerged,
         may_alias=False,
         clock=PhaseClock(Notes()),
         progress=Notes(),
     )
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_adapters_travel_alone_only_to_a_generator_that_holds_the_weights(apart: bool) -> None:
+@pytest.mark.parametrize("unmerged", [False, True])
+def test_adapters_travel_alone_only_to_a_generator_that_holds_the_weights(unmerged: bool) -> None:
     route: Any = Unsteady(3)
-    refitter = refitter_of(route, apart=apart)
+    refitter = refitter_of(route, unmerged=unmerged)
     for version in (0, 0, 1, 2):
         refitter.refit(version)
     refitter.version = -1  # as where it sleeps
     refitter.refit(2)
     route.lacks_weights = True  # one of its engines was started anew
     refitter.refit(3)
-    assert route.sent == (["apart", "alone", "alone", "apart", "apart", "apart"] if apart else ["merged"] * 6)
+    assert route.sent == (["apart", "alone", "alone", "apart", "apart", "apart"] if unmerged else ["merged"] * 6)
 
 
 AWAY = ("run.device=cuda", "model.dtype=float32", "offload.trainer=all")
@@ -366,5 +366,5 @@ def test_an_evaluation_alone_is_tried_again_while_the_trainer_is_away(
     Mortal.dies(stream={1})
     notes = Notes()
     figures = evaluate(prepared(*AWAY, registry=mortal), checkpoint=None, progress=notes, tokenizer=FakeTokenizer())
-    assert figures["evaluation/failed"] == 0.0
+    assert figures["eval/failed"] == 0.0
     assert [text for text in notes.texts if "generation failed and is tried again" in text]

@@ -112,7 +112,7 @@ def test_a_generator_that_keeps_its_weights_is_not_refitted_for_nothing(run: Run
 
 
 @pytest.mark.parametrize(
-    "overrides", [("run.device=cpu",), ("run.device=cuda", "model.dtype=float32", "offload.generator_sleeps=false")]
+    "overrides", [("run.device=cpu",), ("run.device=cuda", "model.dtype=float32", "offload.generator_sleep_mode=false")]
 )
 def test_nothing_moves_where_nothing_is_gained(run: Run, overrides: tuple[str, ...]) -> None:
     watch = Watch()
@@ -121,7 +121,7 @@ def test_nothing_moves_where_nothing_is_gained(run: Run, overrides: tuple[str, .
 
 
 def test_taking_turns_changes_no_figure(run: Run, tmp_path: Path) -> None:
-    run("run.name=still", "run.device=cuda", "model.dtype=float32", "offload.generator_sleeps=false")
+    run("run.name=still", "run.device=cuda", "model.dtype=float32", "offload.generator_sleep_mode=false")
     run("run.name=turns", "run.device=cuda", "model.dtype=float32", "offload.trainer=state")
     memory = ("memory/",)
     records = [
@@ -130,7 +130,7 @@ def test_taking_turns_changes_no_figure(run: Run, tmp_path: Path) -> None:
     ]
     assert records[0] == records[1]
     last = read_metrics(tmp_path / "runs" / "turns", timed=True)[-1]
-    assert last["memory/generator_asleep_gib"] == 0.0
+    assert last["memory/generator_idle_gib"] == 0.0
     assert last["time/offload_s"] > 0.0
 
 

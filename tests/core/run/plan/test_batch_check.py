@@ -17,7 +17,7 @@ from rlcore.spi import ConfigError, LossSpec
 from rlcore.testing.fakes import fake_registry
 from rlcore.testing.fakes.algorithm import FakeAlgorithm
 
-LOSS = "rlcore.testing.fakes.loss:fake_policy_gradient"
+LOSS = "rlcore.testing.fakes.algorithm:fake_policy_gradient"
 LOSSES = """
 from rlcore.spi import GENERATION_LOGPROBS
 OWN = "own"

@@ -166,7 +166,7 @@ def test_ranks_without_an_execution_are_refused_with_the_line_that_installs_one(
     [
         (capabilities.PREVIOUS_LOGPROBS, ("algorithm.fake.previous_logprobs=true",), "compares with the start of the step"),
         (capabilities.LORA, ("lora.rank=4",), "trains adapters"),
-        (capabilities.ADAPTER_REFIT, ("lora.rank=4", 'refit.adapters="apart"'), "refit.adapters"),
+        (capabilities.ADAPTER_REFIT, ("lora.rank=4", 'refit.adapters="unmerged"'), "refit.adapters"),
         (capabilities.SCHEDULE_STEP, ("schedule.warmup_steps=3",), "changes the learning rate"),
     ],
 )

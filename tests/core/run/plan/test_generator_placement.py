@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve, frozen
 
 from rlcore.registry.discovery import Registry
-from rlcore.run.plan.generator_placement import (
+from rlcore.run.plan.channel import (
     generator_devices,
     ranks_per_generator,
     separate,

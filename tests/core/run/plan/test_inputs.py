@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.config.model import ModelConfig
-from rlcore.run.data.mixed_rows import chunks_of, rows_at
+from rlcore.run.data.mixes import chunks_of, rows_at
 from rlcore.run.data.text import renderer, tokenizers
 from rlcore.run.plan.inputs import Inputs, load_inputs
 from rlcore.run.plan.run_plan import RunPlan

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore.run.plan.mixed_environment import MixedAgents, MixedEnvironment
+from rlcore.run.data.mixes import MixedAgents, MixedEnvironment
 from rlcore.spi import EpisodeResult, FinishReason, Observation, ResetResult, SessionEndpoint, StepResult, Turn
 
 

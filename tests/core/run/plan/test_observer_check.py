@@ -8,8 +8,8 @@ import pytest
 from attrs import evolve
 
 from rlcore.config.checkpoint_evaluation import CheckpointEvaluationConfig
-from rlcore.run.plan import observer_check
-from rlcore.run.plan.observer_check import KEYS, observer_problems
+from rlcore.run.plan import checks
+from rlcore.run.plan.checks import KEYS, observer_problems
 from rlcore.spi import Problem
 
 FOUND = Problem(path="checkpoint", found="nothing", expected="something")
@@ -40,9 +40,7 @@ def recipes(prepared: Callable[..., Any]) -> dict[str, Any]:
 
 def install(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     found = [Entry(name) for name in names]
-    monkeypatch.setattr(
-        observer_check, "loop_observers", lambda unwanted: tuple(one for one in found if one.name not in unwanted)
-    )
+    monkeypatch.setattr(checks, "loop_observers", lambda unwanted: tuple(one for one in found if one.name not in unwanted))
 
 
 @pytest.mark.parametrize(
@@ -74,6 +72,6 @@ def test_an_observer_is_asked_only_where_its_key_is_set_and_one_without_a_key_al
 
 def test_a_disabled_observer_is_said_to_be_disabled(recipes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
-    monkeypatch.setattr(observer_check, "is_disabled", lambda name: True)
+    monkeypatch.setattr(checks, "is_disabled", lambda name: True)
     (problem,) = observer_problems(SimpleNamespace(recipe=recipes["push_to_hub"]))
     assert problem.remedy == "RLCORE_DISABLE_PLUGINS disables it: take its name out"

@@ -6,7 +6,7 @@ from attrs import evolve
 from rlcore.config.model import ModelConfig
 from rlcore.config.plugin_choice import NamedPluginChoice
 from rlcore.config.recipe import Recipe, RolloutConfig
-from rlcore.run.plan.truncation import mask_needs, replays_sampling_mask
+from rlcore.run.plan.algorithm_rules import mask_needs, replays_sampling_mask
 from rlcore.spi import AlgorithmNeeds
 
 

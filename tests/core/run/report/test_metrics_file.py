@@ -40,9 +40,9 @@ def test_steps_out_of_order_are_named(tmp_path: Path, steps: tuple[int, ...], fo
 
 def test_a_later_line_adds_to_the_figures_of_its_step(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(
-        STEPS.replace(b"NaN", b"0.5") + b'{"step": 2, "loss": 0.25}\n{"step": 1, "eval/a": 3}\n'
+        STEPS.replace(b"NaN", b"0.5") + b'{"step": 2, "loss": 0.25}\n{"step": 1, "checkpoint_eval/a": 3}\n'
     )
-    expected = [{"step": 0, "loss": 1.5}, {"step": 1, "loss": 0.5, "eval/a": 3}, {"step": 2, "loss": 0.25}]
+    expected = [{"step": 0, "loss": 1.5}, {"step": 1, "loss": 0.5, "checkpoint_eval/a": 3}, {"step": 2, "loss": 0.25}]
     assert read_metrics_file(tmp_path / "metrics.jsonl") == expected
 
 

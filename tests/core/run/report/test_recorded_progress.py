@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from rlcore.run.report.progress import Progress
-from rlcore.run.report.recorded_progress import RecordedProgress
-from rlcore.run.report.status_file import read_status
-from rlcore.run.report.timeline import read_timeline
+from rlcore.run.report.recorded_progress import RecordedProgress, read_status
+from rlcore.run.report.timing import read_timeline
 
 
 class Watched(Progress):

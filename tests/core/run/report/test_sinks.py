@@ -166,8 +166,8 @@ def test_figures_of_evaluations_go_to_the_sinks_that_take_them() -> None:
     sinks.add("sink 'measured'", cast("Sink", Measured()))
     assert sinks.without_evaluations == ["sink 'plain'"]
     for step in (2, 4, 6):
-        sinks.log_evaluation(step, {"eval/a": 0.5})
-    assert got == [(2, {"eval/a": 0.5})]
+        sinks.log_evaluation(step, {"checkpoint_eval/a": 0.5})
+    assert got == [(2, {"checkpoint_eval/a": 0.5})]
     assert progress.notes == ["sink 'measured' failed and gets nothing more; the run goes on: ConnectionError: no tracker"]
 
 

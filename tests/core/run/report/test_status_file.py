@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlcore.run.report import status_file
-from rlcore.run.report.status_file import RunError, StatusFile, read_status
+from rlcore.run.report import recorded_progress
+from rlcore.run.report.recorded_progress import RunError, StatusFile, read_status
 from rlcore.spi import CheckpointError, InterruptedRun, NonFiniteError
 
 
@@ -16,7 +16,7 @@ from rlcore.spi import CheckpointError, InterruptedRun, NonFiniteError
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     clock = SimpleNamespace(now=1000.0, set_by=0.0)
     own = SimpleNamespace(time=lambda: clock.now + clock.set_by, monotonic=lambda: clock.now)
-    monkeypatch.setattr(status_file, "time", own)
+    monkeypatch.setattr(recorded_progress, "time", own)
     return clock
 
 

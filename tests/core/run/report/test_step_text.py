@@ -1,6 +1,6 @@
 """Figures in words."""
 
-from rlcore.run.report.step_text import describe_metrics, describe_times
+from rlcore.run.report.plain_progress import describe_metrics, describe_times
 
 
 def test_figures_in_words() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.run.report.timeline import Span, Timeline, append_timeline, read_timeline, rewind_timeline
+from rlcore.run.report.timing import Span, Timeline, append_timeline, read_timeline, rewind_timeline
 
 
 def test_spans_stand_at_the_time_of_day(tmp_path: Path) -> None:
@@ -14,7 +14,7 @@ def test_spans_stand_at_the_time_of_day(tmp_path: Path) -> None:
     start = time.perf_counter()
     timeline.add("driver", "train", start, (1.23456,))
     (span,) = timeline.take(3)
-    assert (span.step, span.lane, span.name, span.seconds) == (3, "driver", "train", (1.2346,))
+    assert (span.step, span.role, span.name, span.seconds) == (3, "driver", "train", (1.2346,))
     assert span.start == pytest.approx(before, abs=0.5)
     assert timeline.take(4) == []
 
@@ -24,7 +24,7 @@ def test_a_file_is_read_back_without_what_a_crash_left(tmp_path: Path) -> None:
     assert read_timeline(file) == []
     rewind_timeline(file, 1)
     assert not file.exists()
-    spans = [Span(step=step, lane="trainer", name="train_step", start=10.0 + step, seconds=(1.0, 2.0)) for step in (1, 2)]
+    spans = [Span(step=step, role="trainer", name="train_step", start=10.0 + step, seconds=(1.0, 2.0)) for step in (1, 2)]
     for span in spans:
         append_timeline(file, [span])
     with file.open("a") as written:
@@ -48,12 +48,12 @@ def test_a_file_is_read_back_without_what_a_crash_left(tmp_path: Path) -> None:
         {"seconds": "12"},
         {"step": 2**63},
         {"step": True},
-        {"lane": 1},
+        {"role": 1},
     ],
     ids=str,
 )
 def test_lines_that_no_trace_can_show_are_left_out(tmp_path: Path, wrong: dict[str, object]) -> None:
     file = tmp_path / "timeline.jsonl"
-    span = {"step": 1, "lane": "driver", "name": "train", "start": 1.0, "seconds": [0.5]}
+    span = {"step": 1, "role": "driver", "name": "train", "start": 1.0, "seconds": [0.5]}
     file.write_text(f"{json.dumps(span)}\n{json.dumps({**span, **wrong})}\n")
     assert read_timeline(file) == [Span(**span)]

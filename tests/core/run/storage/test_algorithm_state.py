@@ -12,7 +12,7 @@ from attrs import evolve
 
 from rlcore.registry.discovery import Registry
 from rlcore.run.report.progress import Progress
-from rlcore.run.storage.algorithm_state import read_state, write_state
+from rlcore.run.storage.checkpoint import read_state, write_state
 from rlcore.spi import ADVANTAGES, CheckpointError, ContractError, PluginError
 from rlcore.testing.fakes.algorithm import FakeAlgorithm
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from rlcore.run.report.status_file import read_status
-from rlcore.run.report.timeline import read_timeline
+from rlcore.run.report.recorded_progress import read_status
+from rlcore.run.report.timing import read_timeline
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saved_run import SavedRun
 from rlcore.spi import CheckpointError
@@ -42,7 +42,7 @@ def directory(tmp_path: Path) -> Path:
     run = tmp_path / "run"
     (run / "rollouts").mkdir(parents=True)
     (run / "recipe.toml").write_text("[run]\nname = 'run'\n")
-    records = [{"step": 0, "evaluation/pass@1": 0.5}, {"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]
+    records = [{"step": 0, "eval/pass@1": 0.5}, {"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]
     (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     for step in (1, 10):
         parquet.write_table(samples(step), run / "rollouts" / f"step-{step:06d}.parquet")
@@ -56,9 +56,9 @@ def test_everything_that_a_run_has_left(directory: Path) -> None:
     run = SavedRun.find(str(directory))
     assert run.recipe == {"run": {"name": "run"}}
     assert (run.summary, run.model) == ({}, None)
-    assert list(run.metrics) == ["step", "evaluation/pass@1", "loss"]
+    assert list(run.metrics) == ["step", "eval/pass@1", "loss"]
     np.testing.assert_array_equal(run.metrics["loss"], [np.nan, 2.0, 1.0])
-    np.testing.assert_array_equal(run.metrics["evaluation/pass@1"], [0.5, np.nan, np.nan])
+    np.testing.assert_array_equal(run.metrics["eval/pass@1"], [0.5, np.nan, np.nan])
     assert [path.name for path in run.checkpoints] == ["step-000001", "step-000002", "step-000010"]
     assert run.saved_steps() == [1, 10]
     assert run.samples()["step"].to_pylist() == [10, 10]

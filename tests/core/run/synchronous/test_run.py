@@ -10,10 +10,10 @@ import pytest
 from rlcore.config.model import ModelConfig
 from rlcore.config.plugin_choice import NamedPluginChoice, PluginChoice
 from rlcore.config.recipe import Recipe, RolloutConfig, RunConfig, TrainingConfig
+from rlcore.run.data.jsonl_rows import read
 from rlcore.run.report.progress import Progress
-from rlcore.run.synchronous.prompts import read_prompts
 from rlcore.run.synchronous.run import SynchronousRun
-from rlcore.spi import DataError, OptimizerSpec, PluginError, Row
+from rlcore.spi import DataError, DataSourceRequest, OptimizerSpec, PluginError, Row
 from rlcore.testing.fakes import FakeTokenizer, fake_registry
 from rlcore.testing.fakes.algorithm import FakeAlgorithmConfig
 from rlcore.testing.fakes.environment import FakeEnvironmentConfig
@@ -49,9 +49,9 @@ def recipe(*, num_steps: int = 6, num_turns: int = 1, trainer: str = "fake", max
 def trained(directory: Path, chosen: Recipe | None = None) -> list[dict[str, float]]:
     prompts, metrics = directory / "prompts.jsonl", directory / "metrics.jsonl"
     prompts.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
-    run = SynchronousRun(
-        recipe=chosen or recipe(), registry=fake_registry(), tokenizer=FakeTokenizer(), rows=read_prompts(prompts)
-    )
+    sections = {"limit": None, "subset": None, "split": None, "prompt_field": "prompt"}
+    rows = read(DataSourceRequest(path=str(prompts), key="data.train", check=lambda *_: None, **sections))
+    run = SynchronousRun(recipe=chosen or recipe(), registry=fake_registry(), tokenizer=FakeTokenizer(), rows=rows)
     run.train(metrics, Progress())
     return [json.loads(line) for line in metrics.read_text().splitlines()]
 
@@ -92,10 +92,3 @@ def test_it_needs_nothing_of_the_outer_ring(tmp_path: Path) -> None:
 def test_what_it_cannot_train_on_is_named(tmp_path: Path, chosen: Recipe, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         trained(tmp_path, chosen)
-
-
-@pytest.mark.parametrize(("text", "message"), [('{"prompt": "a"}\n[]\n', "line 2: holds a JSON list"), ("\n", "found no row")])
-def test_a_line_that_is_no_row_is_named(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "prompts.jsonl").write_text(text)
-    with pytest.raises(DataError, match=message):
-        read_prompts(tmp_path / "prompts.jsonl")

@@ -35,8 +35,8 @@ def test_the_present_weights_are_asked_each_time_and_the_reference_once():
     examples = Examples.behind_prompts(tokens, np.ones(3, np.int64), answers=1, rows=np.arange(3), num_dropped=0)
     trainer = Trainer()
     held_out = HeldOutExamples.of(examples, np.arange(2), Algorithm(), Backends(trainer=trainer, generator=None, route=None))
-    assert held_out.evaluate(1) == {"evaluation/rows": 2.0, "evaluation/gap": 6 * 9.0}
-    assert held_out.evaluate(4) == {"evaluation/rows": 2.0, "evaluation/gap": 6 * 6.0}
+    assert held_out.evaluate(1) == {"eval/rows": 2.0, "eval/gap": 6 * 9.0}
+    assert held_out.evaluate(4) == {"eval/rows": 2.0, "eval/gap": 6 * 6.0}
     assert trainer.asked == ["policy", "reference", "policy"]
 
 
@@ -55,10 +55,10 @@ def test_each_of_several_sets_has_the_figures_of_its_own_rows():
     backends = Backends(trainer=Numbered(), generator=None, route=None)
     held_out = HeldOutExamples.of(examples, np.array([1, 3]), Algorithm(), backends, ["sums", "words"])
     assert held_out.evaluate(0) == {
-        "evaluation/rows": 4.0,
-        "evaluation/gap": float(sum(range(10))),
-        "evaluation/rows/sums": 2.0,
-        "evaluation/gap/sums": float(sum(range(3))),
-        "evaluation/rows/words": 2.0,
-        "evaluation/gap/words": float(sum(range(3, 10))),
+        "eval/rows": 4.0,
+        "eval/gap": float(sum(range(10))),
+        "eval/rows/sums": 2.0,
+        "eval/gap/sums": float(sum(range(3))),
+        "eval/rows/words": 2.0,
+        "eval/gap/words": float(sum(range(3, 10))),
     }

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.run.train_step.microbatches import plan_microbatches, sequence_costs
+from rlcore.run.train_step.minibatches import plan_microbatches, sequence_costs
 
 LENGTHS = st.lists(st.integers(1, 4096), min_size=1, max_size=200).map(lambda values: np.asarray(values, np.int64))
 

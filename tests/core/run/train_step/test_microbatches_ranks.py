@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.run.train_step.microbatches import WIDTH, group_offsets, model_width, plan_microbatches, plan_ranks, sequence_costs
+from rlcore.run.train_step.minibatches import WIDTH, group_offsets, model_width, plan_microbatches, plan_ranks, sequence_costs
 
 LENGTHS = st.lists(st.integers(1, 4096), min_size=1, max_size=120).map(lambda values: np.asarray(values, np.int64))
 RANKS = st.integers(1, 9)

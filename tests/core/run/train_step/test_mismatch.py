@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.run.train_step.mismatch import mismatch_metrics
+from rlcore.run.train_step.mismatch_monitor import mismatch_metrics
 from rlcore.spi import GENERATION_LOGPROBS, TokenBatch
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlcore.run.protocols import TrainedStep
-from rlcore.run.train_step.per_dataset_metrics import PerDatasetMetrics
+from rlcore.run.train_step.metrics import PerDatasetMetrics
 from rlcore.spi import GROUP_IDS, FinishReason, RolloutBatch, TokenBatch
 from rlcore.spi.arrays import offsets_of
 

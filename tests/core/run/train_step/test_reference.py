@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.train_step.reference import Reference
+from rlcore.run.train_step.scorers import Reference
 from rlcore.spi import ConfigError, RankInfo, TokenBatch
 from rlcore.spi.execution import Backends
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from rlcore.run.protocols import CollectedRollouts
-from rlcore.run.train_step.rescoring import rescored
+from rlcore.run.train_step.scorers import rescored
 from rlcore.spi import GENERATION_LOGPROBS, GROUP_IDS, WEIGHT_VERSIONS, TokenBatch
 
 VERSIONS = np.array([-1, 2, 4, -1, 5, 5, -1, 3], np.int32)

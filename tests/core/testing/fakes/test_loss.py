@@ -13,7 +13,7 @@ from rlcore.spi import (
     GlobalCounts,
     LossInputs,
 )
-from rlcore.testing.fakes.loss import FakeLikelihoodConfig, FakePolicyGradientConfig, fake_likelihood, fake_policy_gradient
+from rlcore.testing.fakes.algorithm import FakeLikelihoodConfig, FakePolicyGradientConfig, fake_likelihood, fake_policy_gradient
 
 COUNTS = GlobalCounts(num_loss_tokens=7, num_loss_sequences=3)
 

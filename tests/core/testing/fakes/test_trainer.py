@@ -19,12 +19,12 @@ from rlcore.spi import (
     TrainStepRequest,
     tensor_digest,
 )
+from rlcore.testing.fakes.algorithm import FakePolicyGradientConfig
 from rlcore.testing.fakes.generator import FakeGenerator, FakeGeneratorConfig
-from rlcore.testing.fakes.loss import FakePolicyGradientConfig
 from rlcore.testing.fakes.tokenizer import VOCABULARY_SIZE
 from rlcore.testing.fakes.trainer import FakeTrainer, FakeTrainerConfig
 
-LOSS = LossSpec(path="rlcore.testing.fakes.loss:fake_policy_gradient", config=FakePolicyGradientConfig())
+LOSS = LossSpec(path="rlcore.testing.fakes.algorithm:fake_policy_gradient", config=FakePolicyGradientConfig())
 
 
 def open_trainer(config, device="cpu"):

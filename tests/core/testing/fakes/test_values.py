@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
-from rlcore.testing.fakes.values import VALUES_PATH, ValueForward, make_value_weights
+from rlcore.testing.fakes.policy import VALUES_PATH, ValueForward, make_value_weights
 
 TOKENS, OFFSETS = np.array([1, 4, 4, 2, 0, 3], np.int32), np.array([0, 1, 4, 6], np.int64)
 

@@ -10,7 +10,7 @@ from attrs import frozen
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlcore.spi.lora import LoraSpec
+from rlcore.spi.context import LoraSpec
 from rlcore_torchkit.adapters.lora_targets import LORA_A, Shape, adapter_shapes, linear_layers
 from rlcore_torchkit.adapters.peft_directory import read_adapters
 from rlcore_torchkit.architectures.decoders import described_family, layers_of

@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.schema.suggestions import nearest
-from rlcore.spi.context import CheckContext
+from rlcore.spi.context import ALL_LINEAR, CheckContext, LoraSpec
 from rlcore.spi.errors import Problem
-from rlcore.spi.lora import ALL_LINEAR, LoraSpec
 from rlcore_torchkit.adapters.peft_check import adapter_problems
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.dims import LatentDims, ModelDims

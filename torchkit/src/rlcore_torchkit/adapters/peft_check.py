@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.model_files import read_object
-from rlcore.schema.file_limits import require_file
-from rlcore.schema.homes import expanded
-from rlcore.schema.listing import listed
+from rlcore.schema.file_limits import expanded, require_file
+from rlcore.schema.suggestions import listed
+from rlcore.spi.context import LoraSpec
 from rlcore.spi.errors import Problem
-from rlcore.spi.lora import LoraSpec
 
 CONFIG_FILE, TENSOR_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."

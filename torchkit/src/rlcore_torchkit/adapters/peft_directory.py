@@ -9,10 +9,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rlcore.schema.homes import expanded
-from rlcore.spi.context import ModelSpec
+from rlcore.schema.file_limits import expanded
+from rlcore.spi.context import ALL_LINEAR, LoraSpec, ModelSpec
 from rlcore.spi.errors import CheckpointError, ModelError
-from rlcore.spi.lora import ALL_LINEAR, LoraSpec
 from rlcore_torchkit.adapters.peft_check import CONFIG_FILE, PREFIX, TENSOR_FILE, adapter_problems
 from rlcore_torchkit.huggingface.hf_directory import model_storage_errors
 

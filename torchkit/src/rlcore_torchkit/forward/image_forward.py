@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.spi.batch import TokenBatch
+from rlcore.spi.batch import Images, TokenBatch
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ContractError
-from rlcore.spi.images import Images
 from rlcore_model_files.images import decode_image, load_image_processor
 from rlcore_torchkit.architectures.decoders import is_image_model, is_vision
 from rlcore_torchkit.forward.decoder_forward import decode_rows, general_forward, patch_decoder

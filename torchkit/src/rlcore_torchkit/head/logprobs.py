@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from rlcore.spi.arrays import Int64Array
+from rlcore.spi.batch import Images
 from rlcore.spi.errors import ContractError
-from rlcore.spi.images import Images
 from rlcore_torchkit.head.onednn import linear
 from rlcore_torchkit.head.sampling_mask import KeptTokens, cap_slopes, head_logits
 from rlcore_torchkit.head.softmax_chunks import (

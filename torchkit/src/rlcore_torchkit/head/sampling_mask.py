@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from rlcore.spi.sampling_mask import SamplingMask
+from rlcore.spi.batch import SamplingMask
 from rlcore_torchkit.head.onednn import linear
 
 _FLOOR = -1e30
@@ -35,7 +35,7 @@ class KeptTokens:
         return cls(torch.tensor(mask.tokens, device=device), lengths, lengths > 0)
 
     def select(self, rows: Tensor) -> "KeptTokens":
-        """These rows, int64 [R']. Waits for the device once."""
+        """Select these rows, int64 [R']. Waits for the device once."""
         lengths = self.lengths[rows]
         starts = (self.lengths.cumsum(0) - self.lengths)[rows] - (lengths.cumsum(0) - lengths)
         total = int(lengths.sum())

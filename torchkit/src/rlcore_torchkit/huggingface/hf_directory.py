@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcore.files import storage_errors
 from rlcore.model_files import CONFIG_FILE
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ContractError, ModelError, StorageError
 from rlcore.spi.trainer import ExportWeightsRequest

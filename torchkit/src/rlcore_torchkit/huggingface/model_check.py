@@ -7,7 +7,7 @@ from typing import Any
 from attrs import evolve
 
 from rlcore.model_files import read_object
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi.context import CheckContext
 from rlcore.spi.errors import Note, Problem
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
@@ -104,7 +104,7 @@ def position_problems(config: Mapping[str, Any], file: Path, max_sequence_length
 def undescribed_problems(config: Mapping[str, Any], context: CheckContext) -> Iterator[Problem]:
     """Refuse options that no generator has for a model that no family describes, by the content of its config.json."""
     if context.generator_lora is not None:
-        found = f"adapters apart from a model of model_type {config.get('model_type')}"
+        found = f"unmerged adapters of a model of model_type {config.get('model_type')}"
         remedy = "No description of its family says which of the generator's layers they are for"
         yield Problem(path="refit.adapters", found=found, expected='"merged"', remedy=remedy)
     if context.replays_routing:

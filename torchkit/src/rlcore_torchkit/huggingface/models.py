@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlcore.files import alone
 from rlcore.model_files import CONFIG_FILE, read_object
-from rlcore.schema.homes import expanded
-from rlcore.schema.listing import listed
+from rlcore.schema.file_limits import expanded
+from rlcore.schema.suggestions import listed
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ModelError, Problem, RlcoreError
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT, Head

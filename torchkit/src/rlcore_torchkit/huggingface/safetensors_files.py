@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from attrs import frozen
 
 from rlcore.model_files import AGAIN, CONFIG_FILE
-from rlcore.schema.homes import expanded
-from rlcore.schema.listing import listed
+from rlcore.schema.file_limits import expanded
+from rlcore.schema.suggestions import listed
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ModelError, Problem
 from rlcore_model_files.directory import INDEX_FILE, SINGLE_FILE, file_problems, index_shards, several_models

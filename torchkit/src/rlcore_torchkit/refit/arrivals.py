@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from typing import get_args
 
-from rlcore.schema.listing import listed
+from rlcore.schema.suggestions import listed
 from rlcore.spi.errors import RefitError
 from rlcore.spi.weights import DtypeName, TensorSpec
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlcore.spi import TensorSpec
-from rlcore.spi.shards import ShardSlice
+from rlcore.spi.weights import ShardSlice
 
 NOTHING = -1
 """The version of copies that are not whole."""
@@ -22,7 +22,7 @@ class ShardCache:
         self._device = device
 
     def require(self, boxes: Iterable[ShardSlice]) -> None:
-        """These parts are sent or taken next: copies of others are given up, and all are of no version then."""
+        """Drop the copies of all other parts than these, which are sent or taken next; none has a version then."""
         if self.tensors.keys() != set(boxes):
             self.version, self.tensors = NOTHING, {}
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from rlcore.schema.listing import listed
+from rlcore.schema.suggestions import listed
 from rlcore.spi import RefitError, ShardRoute, WorkerError
 from rlcore_torchkit.distributed.process_group import is_loopback, keep_on_loopback
 

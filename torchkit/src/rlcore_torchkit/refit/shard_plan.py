@@ -8,10 +8,10 @@ from operator import lt
 
 from attrs import frozen
 
-from rlcore.schema.listing import listed
+from rlcore.schema.suggestions import listed
 from rlcore.spi import RefitError
-from rlcore.spi.shards import ShardSlice as ShardSlice
 from rlcore.spi.weights import ITEM_BYTES, TensorSpec
+from rlcore.spi.weights import ShardSlice as ShardSlice
 from rlcore_torchkit.refit.shard_slices import overlap
 
 _MAX_NAMED = 5

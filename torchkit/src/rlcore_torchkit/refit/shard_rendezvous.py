@@ -14,7 +14,7 @@ from itertools import accumulate, chain
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from rlcore.spi import ShardRoute, WorkerError
-from rlcore.spi.shards import ShardSlice
+from rlcore.spi.weights import ShardSlice
 from rlcore_torchkit.distributed.process_group import is_loopback
 
 VALUE_BYTES = 2**22

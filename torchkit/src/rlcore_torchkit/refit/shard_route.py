@@ -11,8 +11,7 @@ from attrs import frozen
 from torch import Tensor
 
 from rlcore.spi import RefitError
-from rlcore.spi.shards import ShardRoute, ShardSlice
-from rlcore.spi.weights import ITEM_BYTES, TensorSpec
+from rlcore.spi.weights import ITEM_BYTES, ShardRoute, ShardSlice, TensorSpec
 from rlcore_torchkit.refit.shard_cache import NOTHING, ShardCache
 from rlcore_torchkit.refit.shard_group import ProcessShardGroup
 from rlcore_torchkit.refit.shard_plan import Piece, plan_pieces

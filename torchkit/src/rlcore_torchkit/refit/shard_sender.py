@@ -11,7 +11,7 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
-from rlcore.schema.listing import listed
+from rlcore.schema.suggestions import listed
 from rlcore.spi import (
     ContractError,
     ExportWeightsRequest,
@@ -23,7 +23,7 @@ from rlcore.spi import (
     WeightBucket,
     WeightExport,
 )
-from rlcore.spi.shards import ShardSlice
+from rlcore.spi.weights import ShardSlice
 from rlcore_torchkit.distributed.cached_all_gather import CachedAllGather
 from rlcore_torchkit.refit.digest import tensor_digests
 from rlcore_torchkit.refit.shard_cache import ShardCache

@@ -11,7 +11,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from rlcore.schema.listing import listed
+from rlcore.schema.suggestions import listed
 from rlcore.spi import RefitError
 from rlcore.spi.weights import TensorSpec
 from rlcore_torchkit.refit.delta_encoding import encode, patch

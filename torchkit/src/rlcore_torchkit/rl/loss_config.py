@@ -28,9 +28,9 @@ class LossConfig:
     """Options of `rlcore_torchkit.rl.policy_gradient.policy_gradient_loss`, which reads nothing else."""
 
     objective: ObjectiveName = "clipped"
-    """What is optimised, A being a token's advantage and ρ its ratio: "clipped" bounds Aρ (PPO, arXiv:1707.06347); "cispo"
-    weighs log-probabilities by A and the clipped ρ, a constant (arXiv:2506.13585); "sapo" lets a sigmoid of ρ fade out instead
-    of clipping (arXiv:2511.20347); "gmpo" takes the geometric mean of a sequence's clipped ratios (arXiv:2507.20673); "vespo"
+    """The objective, A being a token's advantage and ρ its ratio: "clipped" bounds Aρ (PPO, arXiv:1707.06347); "cispo" weighs
+    log-probabilities by A and the clipped ρ, a constant (arXiv:2506.13585); "sapo" lets a sigmoid of ρ fade out instead of
+    clipping (arXiv:2511.20347); "gmpo" takes the geometric mean of a sequence's clipped ratios (arXiv:2507.20673); "vespo"
     weighs log-probabilities by A and a kernel of the whole sequence's ratio (arXiv:2602.10693); "policy_gradient" by A alone
     (REINFORCE). "clip_cov" is "clipped" without a few tokens that would lower the entropy most, "kl_cov" is Aρ with a penalty
     on those (arXiv:2505.22617)."""
@@ -125,9 +125,9 @@ class LossConfig:
 
     @property
     def needs_trainers_logprobs(self) -> bool:
-        """Whether the generator's log-probabilities at the start of the step cannot stand for the trainer's, however exact they
-        are. Geometric bounds compare the two. The gradient of KL-Cov's |log ρ| is that of its sign, which at weights that have
-        not moved is the sign of a rounding."""
+        """Return whether the generator's log-probabilities at the start of the step cannot stand for the trainer's, however
+        exact they are. Geometric bounds compare the two. The gradient of KL-Cov's |log ρ| is that of its sign, which at weights
+        that have not moved is the sign of a rounding."""
         return self.masks_by_geometric_mean or self.objective == "kl_cov"
 
     @property

@@ -8,9 +8,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from rlcore.spi.batch import ROUTED_EXPERTS, TokenBatch
+from rlcore.spi.batch import ROUTED_EXPERTS, Images, TokenBatch
 from rlcore.spi.errors import ContractError
-from rlcore.spi.images import Images
 from rlcore_torchkit.head.sampling_mask import KeptTokens
 from rlcore_torchkit.layers.attention import PackedSequences
 

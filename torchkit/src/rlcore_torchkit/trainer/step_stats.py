@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import frozen
 
-from rlcore.schema.listing import listed
+from rlcore.schema.suggestions import listed
 from rlcore.spi.arrays import Float32Array
 from rlcore.spi.errors import BoundError, ContractError, NonFiniteError
 from rlcore.spi.trainer import TrainStepResult

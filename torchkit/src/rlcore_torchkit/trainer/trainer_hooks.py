@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from rlcore.schema.listing import listed
+from rlcore.schema.suggestions import listed
 from rlcore.spi.context import TrainerContext
 from rlcore.spi.errors import CheckpointError, ContractError
 from rlcore.spi.lifecycle import SaveStateRequest, SaveStateResult

@@ -12,7 +12,7 @@ from rlcore.spi.arrays import AnyArray, BoolArray, Float32Array, Int64Array, gat
 
 @frozen(kw_only=True, eq=False)
 class Examples:
-    """What is learned of P rows: S sequences, of which each ends with the token that ends an answer."""
+    """Examples to learn, of P rows: S sequences, of which each ends with the token that ends an answer."""
 
     tokens: spi.RaggedTokens
     """S sequences, those of a row one after another."""
@@ -25,7 +25,7 @@ class Examples:
     num_dropped: int
     """Rows left out since they are over a limit."""
     chosen_first: bool = False
-    """Whether a row's first sequence is the better one of two."""
+    """True where a row's first sequence is the better one of two."""
     images: spi.Images | None = None
     """The images of each of the S sequences; None where there are none."""
     margins: Float32Array | None = None

@@ -2,14 +2,26 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from enum import IntEnum
 from functools import lru_cache
 
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from rlcore.run.data.seeds import Stream
 from rlcore.spi.arrays import Int64Array
+
+
+class Stream(IntEnum):
+    """The purpose of a random draw; the second element of a numpy SeedSequence key. Each purpose and step has its own
+    stream, so that a resumed run draws what the first would have drawn."""
+
+    DATA = 0
+    ROLLOUTS = 1
+    EVALUATION = 2
+    MINIBATCHES = 3
+    CURRICULUM = 4
+
 
 WEYL = 0x9E3779B97F4A7C15
 """2**64 divided by the golden ratio: its multiples, modulo 2**64, fall evenly between 0 and 2**64."""

@@ -17,7 +17,7 @@ NUM_LOOKED_AT = 256
 
 @frozen(kw_only=True)
 class RowDigests:
-    """What is known of the rows to train on."""
+    """Digests of the rows to train on."""
 
     read: str | None = None
     """Digest of those that files, the Hub or a program bring; None where there are none, or it is not known."""
@@ -41,7 +41,7 @@ def rows_digest(rows: Iterable[Row]) -> str:
 
 
 def sampled(rows: Sequence[Row]) -> Iterable[Row]:
-    """How many rows there are, and NUM_LOOKED_AT of them, spread evenly; all where they are no more."""
+    """Return the number of rows, and NUM_LOOKED_AT of them, spread evenly; all where they are no more."""
     yield {"rows": len(rows)}
     for number in np.linspace(0, len(rows) - 1, min(len(rows), NUM_LOOKED_AT)).astype(int).tolist():
         yield rows[number]

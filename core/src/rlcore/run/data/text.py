@@ -10,12 +10,12 @@ from rlcore import spi
 from rlcore.config.data import DatasetConfig, Split
 from rlcore.config.model import ModelConfig
 from rlcore.config.recipe import RolloutConfig
-from rlcore.registry.text import text_backend
+from rlcore.registry.run_parts import text_backend
 from rlcore.run.data.examples import Examples
 from rlcore.spi.arrays import Int32Array, Int64Array
 
 History: TypeAlias = Literal["refuse", "keep_sampled"]
-"""What to do where a template would rewrite what it has shown."""
+"""Handling of templates that would rewrite earlier messages."""
 Observe: TypeAlias = Callable[[Sequence[spi.Row]], Sequence[spi.Observation]]
 """Returns the prompts that an environment makes of rows."""
 EngineParser: TypeAlias = Callable[[str], spi.ParseToolCalls | None]

@@ -24,7 +24,7 @@ class TrainerArguments:
     capabilities: frozenset[str]
     """Capabilities of the trainer's plugin, as configured."""
     room: SetResidencyRequest | None
-    """Where its memory is while a generator starts on the same device; None where that need not care."""
+    """The place of its memory while a generator starts on the same device; None where that need not care."""
 
     def on(self, rank_info: RankInfo) -> "TrainerArguments":
         """Return the arguments of one rank."""

@@ -44,7 +44,7 @@ class BackendPlan(Protocol):
 
     @property
     def channel(self) -> str | None:
-        """How weights travel; None where nothing generates."""
+        """Return the refit channel; None where nothing generates."""
 
     @property
     def shares_devices(self) -> bool:
@@ -68,7 +68,7 @@ class BackendPlan(Protocol):
 
     @property
     def generator_lora(self) -> spi.LoraSpec | None:
-        """The adapters that travel apart from the weights; None where there are none."""
+        """The adapters that travel unmerged; None where there are none."""
 
     def config(self, role: spi.Role) -> Any:
         """The recipe's section of the chosen plugin."""

@@ -12,7 +12,7 @@ from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.registry.handle import BackendHandle
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.execution.streams import run_stream
-from rlcore.run.train_step.microbatches import group_offsets, plan_microbatches
+from rlcore.run.train_step.minibatches import group_offsets, plan_microbatches
 from rlcore.spi.arrays import Float32Array, Int64Array, put_rows
 from rlcore.spi.execution import LogprobsColumn, Minibatch, ResponseFeed, TextDecoder
 

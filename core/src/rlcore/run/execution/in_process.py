@@ -8,14 +8,13 @@ from attrs import frozen
 
 from rlcore.registry.binding import build_generator, build_observers
 from rlcore.registry.generator_handle import GeneratorHandle
+from rlcore.registry.handle import closed_after
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.execution.arguments import BackendArguments
 from rlcore.run.execution.backend_plan import BackendPlan
-from rlcore.run.execution.context import ExecutionContext
+from rlcore.run.execution.context import ExecutionContext, LoadedPlugins
 from rlcore.run.execution.groups import InProcessGenerator, InProcessTrainer
-from rlcore.run.execution.plugins import LoadedPlugins
 from rlcore.run.execution.residency import make_room
-from rlcore.run.execution.shutdown import closed_after
 from rlcore.spi import ObserverContext, RankInfo, RefitRequest
 from rlcore.spi.cluster import ClusterConfig
 from rlcore.spi.execution import Backends, OpenBackends, RefitCommand, Refitted, TextDecoder

@@ -26,8 +26,8 @@ class Refitter:
     max_bucket_bytes: int
     max_attempts: int
     delta: Delta
-    apart: bool
-    """True where adapters travel apart from the weights, which the generator keeps."""
+    unmerged: bool
+    """True where adapters travel without the weights, which the generator keeps."""
     may_alias: bool
     """True where the generator may keep the trainer's own tensors: not where it goes on while the trainer steps."""
     clock: PhaseClock
@@ -35,9 +35,9 @@ class Refitter:
     version: int = -1
     """The version that the generator has acknowledged; -1 where it may hold none."""
     drafts: DraftCounts | None = None
-    """What the generator has guessed and `take_metrics` has not reported yet."""
+    """Counts of draft tokens that `take_metrics` has not reported yet."""
     sent_bytes: int | None = None
-    """What refits have sent and `take_metrics` has not reported yet."""
+    """Bytes that refits have sent and `take_metrics` has not reported yet."""
 
     @classmethod
     def of(cls, plan: BackendPlan, backends: Backends, clock: PhaseClock, progress: Progress) -> "Refitter | None":
@@ -52,7 +52,7 @@ class Refitter:
             max_bucket_bytes=plan.recipe.refit.max_bucket_mib * 2**20,
             max_attempts=plan.recipe.refit.max_attempts,
             delta=plan.recipe.refit.delta,
-            apart=plan.generator_lora is not None,
+            unmerged=plan.generator_lora is not None,
             may_alias=not plan.overlaps,
             clock=clock,
             progress=progress,
@@ -100,7 +100,8 @@ class Refitter:
         }
 
     def _export(self, weight_version: int) -> ExportWeightsRequest:
-        """What to send to a generator that holds weights of the last version that it has acknowledged, or none."""
+        """Return the request that exports weights to a generator that holds weights of the last version that it has
+        acknowledged, or none."""
         lacks_weights = self.version < 0 or self.generator.lacks_weights
         return ExportWeightsRequest(
             weight_version=weight_version,
@@ -108,12 +109,12 @@ class Refitter:
             max_bucket_bytes=self.max_bucket_bytes,
             sharded=find_channel(self.channel).sharded,
             delta=self.delta if find_channel(self.channel).sharded else "off",
-            adapters="merged" if not self.apart else "apart" if lacks_weights else "alone",
+            adapters="merged" if not self.unmerged else "apart" if lacks_weights else "alone",
         )
 
     def generating(self, generate: Callable[[], ResultT], refit: Callable[[], None]) -> ResultT:
-        """What `generate` returns once `refit`, which calls `self.refit`, has brought the weights. A worker that dies in it
-        costs one more attempt: the seeds are the same, and so are the samples."""
+        """Return the result of `generate` after `refit`, which calls `self.refit`, has brought the weights. A worker that dies
+        in it costs one more attempt: the seeds are the same, and so are the samples."""
         for attempt in range(1, self.max_attempts + 1):
             refit()
             try:

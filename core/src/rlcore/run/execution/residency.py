@@ -5,7 +5,7 @@ from typing import Literal
 
 from attrs import define, evolve
 
-from rlcore.config.critic import Offload
+from rlcore.config.model import Offload
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.execution.backend_plan import BackendPlan
 from rlcore.run.execution.refit import Refitter
@@ -18,30 +18,30 @@ GIB = 2**30
 
 
 def room_for_generator(prepared: BackendPlan) -> SetResidencyRequest | None:
-    """Where the trainer's memory is while the generator starts; None where that need not care."""
+    """Return the place of the trainer's memory while the generator starts; None where that need not care."""
     return _room(prepared, prepared.recipe.offload.trainer)
 
 
 def room_beside_critic(prepared: BackendPlan) -> SetResidencyRequest | None:
-    """Where the critic's memory is while the generator starts; None where that need not care."""
+    """Return the place of the critic's memory while the generator starts; None where that need not care."""
     return _room(prepared, offload_of_critic(prepared))
 
 
 def offload_of_critic(prepared: BackendPlan) -> Offload:
-    """What of the critic leaves the device while a generator on the same one works: what the trainer leaves too, or more."""
+    """Return the parts of the critic that leave the device while a generator on it works: those of the trainer, or more."""
     alone: Offload = "none" if prepared.recipe.critic is None else prepared.recipe.critic.offload
     order: tuple[Offload, ...] = ("none", "state", "all")
     return max(alone, prepared.recipe.offload.trainer, key=order.index)
 
 
 def _room(prepared: BackendPlan, offload: Offload) -> SetResidencyRequest | None:
-    if not prepared.shares_devices or not (prepared.recipe.offload.generator_sleeps or offload != "none"):
+    if not prepared.shares_devices or not (prepared.recipe.offload.generator_sleep_mode or offload != "none"):
         return None
     return idle_trainer(offload)
 
 
 def idle_trainer(offload: Offload) -> SetResidencyRequest:
-    """Where a trainer's memory is while another works on its device."""
+    """Return the place of a trainer's memory while another works on its device."""
     return SetResidencyRequest(
         weights="host" if offload == "all" else "device", state="device" if offload == "none" else "host"
     )
@@ -60,7 +60,7 @@ class Residency:
 
     trainer: TrainerGroup
     generator: GeneratorGroup
-    generator_sleeps: bool
+    generator_sleep_mode: bool
     offload_trainer: Offload
     trainer_moves: bool
     """True where the trainer can be asked for memory."""
@@ -72,7 +72,7 @@ class Residency:
     critic_moves: bool
     """True where that may move anything."""
     metrics: dict[str, float]
-    """What each leaves on the device while the other works, in GiB."""
+    """Memory that each leaves on the device while the other works, in GiB."""
 
     @classmethod
     def of(
@@ -92,7 +92,7 @@ class Residency:
         return cls(
             trainer=trainer,
             generator=generator,
-            generator_sleeps=shares and options.generator_sleeps and generator.has(capabilities.RESIDENCY),
+            generator_sleep_mode=shares and options.generator_sleep_mode and generator.has(capabilities.RESIDENCY),
             offload_trainer=offloads,
             trainer_moves=moves,
             clock=clock,
@@ -105,7 +105,7 @@ class Residency:
     @property
     def moves(self) -> bool:
         """Return whether the two take turns at all."""
-        return self.generator_sleeps or self.offload_trainer != "none"
+        return self.generator_sleep_mode or self.offload_trainer != "none"
 
     @property
     def trainer_leaves(self) -> bool:
@@ -116,12 +116,12 @@ class Residency:
         """Give the device to the trainer. True where that cost the generator its weights."""
         if self.turn == "training" or not self.moves:
             return False
-        discards = self.generator_sleeps and self.generator.has(capabilities.DISCARD_WEIGHTS)
+        discards = self.generator_sleep_mode and self.generator.has(capabilities.DISCARD_WEIGHTS)
         with self.clock.phase("offload"):
-            if self.generator_sleeps:
+            if self.generator_sleep_mode:
                 asleep = SetResidencyRequest(weights="host", state="host", discard_weights=discards)
                 left = self.generator.set_residency(asleep).device_bytes
-                self.metrics["memory/generator_asleep_gib"] = left / GIB
+                self.metrics["memory/generator_idle_gib"] = left / GIB
             if self.offload_trainer != "none":
                 self.trainer.set_residency(RESIDENT)
         self.turn = "training"
@@ -137,12 +137,12 @@ class Residency:
         self.move_critic()
         with self.clock.phase("offload"):
             self._make_room(evolve(idle_trainer(self.offload_trainer), weights="device"))
-            if self.generator_sleeps:
+            if self.generator_sleep_mode:
                 self.generator.set_residency(SetResidencyRequest(weights="device", state="host"))
         refitter.refit(weight_version)
         with self.clock.phase("offload"):
             self._make_room(idle_trainer(self.offload_trainer))
-            if self.generator_sleeps:
+            if self.generator_sleep_mode:
                 self.generator.set_residency(RESIDENT)
         self.turn = "generation"
 

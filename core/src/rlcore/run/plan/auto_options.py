@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlcore.published_plugins import remedy_for
-from rlcore.registry.functions import only_function
+from rlcore.registry.run_parts import only_function
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.schema import describe
 from rlcore.spi import PluginError, Problem

@@ -1,27 +1,28 @@
 """Checks a plan by the rules of its parts: those of the core, then each plugin's own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from attrs import evolve
 
 from rlcore.config.recipe import Recipe
+from rlcore.installed import DISABLE_VARIABLE
 from rlcore.model_files import config_number
+from rlcore.published_plugins import how_to_install, remedy_for
+from rlcore.registry.discovery import Entry
 from rlcore.registry.provider_calls import run_check, shared_kernels
+from rlcore.registry.run_parts import LoopObserverEntry, is_disabled, loop_observers, only_function
 from rlcore.registry.selection import BACKEND_ROLES
-from rlcore.run.plan.agent_check import agent_problems
 from rlcore.run.plan.algorithm_rules import algorithm_problems
 from rlcore.run.plan.auto_options import missing_planner
 from rlcore.run.plan.batch_check import batch_problems
+from rlcore.run.plan.channel import generator_devices, sharing_problems
 from rlcore.run.plan.collector import collector_problems
-from rlcore.run.plan.generator_placement import generator_devices, sharing_problems
-from rlcore.run.plan.model_check import missing_cache, missing_model_check, model_problems
-from rlcore.run.plan.observer_check import observer_problems
-from rlcore.run.plan.other_models import judge_problems
+from rlcore.run.plan.other_models import judge_problems, missing_model_check, model_problems
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
-from rlcore.schema.homes import expanded
-from rlcore.spi import CheckContext, ConfigError, ModelError, ModelSpec, Note, PluginError, Problem
+from rlcore.schema.file_limits import expanded
+from rlcore.spi import CheckContext, ConfigError, ModelError, ModelSpec, Note, PluginError, Problem, capabilities
 
 
 def check_plan(plan: RunPlan) -> tuple[Note, ...]:
@@ -125,7 +126,7 @@ def _kernel_notes(plan: RunPlan) -> Iterator[Note]:
 
 
 def _of_reference(plan: RunPlan, context: CheckContext) -> CheckContext:
-    """What the trainer's check receives for a reference on devices of its own."""
+    """Return the context of the trainer's check for a reference on devices of its own."""
     assert plan.recipe.cluster is not None
     return evolve(
         context,
@@ -166,3 +167,86 @@ def _is_about(problem: Problem, model: ModelSpec) -> bool:
     """Return whether a problem names the model's directory or a file in it."""
     directory = expanded(model.path)
     return expanded(problem.path).is_relative_to(directory)
+
+
+def agent_problems(plan: RunPlan) -> Iterator[Problem]:
+    """Keys that do something where agents run the episodes alone."""
+    kinds = {entry.name: _is_agent(entry) for entry in plan.environments}
+    if len(set(kinds.values())) > 1:
+        yield Problem(
+            path="data.train.mix",
+            found=f"the environments {', '.join(kinds)}, of which agents run the episodes of some",
+            expected="environments of one kind",
+        )
+        return
+    rollout, name = plan.recipe.rollout, plan.recipe.environment.name if plan.recipe.environment is not None else None
+    if rollout.history == "segment" and not plan.runs_agents and plan.algorithm.needs.source != "demonstrations":
+        expected = '"refuse" or "keep_sampled" where no agent runs the episodes'
+        yield Problem(path="rollout.history", found=f'"{rollout.history}", with environment {name!r}', expected=expected)
+
+
+def _is_agent(entry: Entry) -> bool:
+    return entry.provider is not None and capabilities.AGENT in entry.provider.capabilities
+
+
+def missing_cache(plan: RunPlan) -> Iterator[Note]:
+    """Yield a note where the run has a use for a cache, and none is installed. PluginError where that is not usable."""
+    needs = plan.algorithm.needs
+    if not needs.reference_logprobs or only_function("reference_cache") is not None:
+        return
+    if needs.source != "rollouts":
+        without = "each epoch computes the reference's log-probabilities anew"
+    elif plan.reference_is_apart:
+        without = "each step waits for the reference, which is not asked while samples come in"
+    else:
+        return
+    yield Note(path="algorithm.name", text=f"{without}. {remedy_for('reference_cache')}".rstrip())
+
+
+def schedule_notes(plan: RunPlan) -> Iterator[Note]:
+    """A warm-up that does not end, and a decay that does not begin. None where the trainer's plugin has said what it does with
+    `[schedule]`: the rate's course is its own then.
+    """
+    if any(note.startswith("schedule: ") for note in plan.notes):
+        return
+    schedule, num_updates = plan.recipe.schedule, plan.num_train_steps
+    warmup, decays = schedule.warmup_steps, schedule.decay != "constant"
+    run = f"the run makes {num_updates} optimizer steps (run.num_steps · training.minibatches_per_step)"
+    if plan.critic_warmup_steps:
+        run = f"{run[:-1]}, less critic.warmup_steps)"
+    if warmup > num_updates:
+        reached = f"{100 * num_updates / warmup:.3g}% of the learning rate is all that it reaches"
+        follows = f", and the {schedule.decay} decay never begins" if decays else ""
+        yield Note(path="schedule.warmup_steps", text=f"{warmup}, while {run}: {reached}{follows}")
+    elif warmup == num_updates and decays:
+        yield Note(path="schedule.decay", text=f'"{schedule.decay}" never begins: the warm-up takes {warmup} steps, and {run}')
+
+
+KEYS: Mapping[str, tuple[str, Callable[[Recipe], bool]]] = {
+    "checkpoint_evaluation": ("checkpoint_evaluation", lambda recipe: recipe.checkpoint_evaluation is not None),
+    "model_card": ("checkpoint.model_card", lambda recipe: recipe.checkpoint.model_card and recipe.checkpoint.export != "none"),
+    "push_to_hub": ("checkpoint.push_to_hub", lambda recipe: recipe.checkpoint.push_to_hub is not None),
+}
+"""Key of a recipe, and whether a recipe sets it, by the name of the observer that it asks for."""
+
+
+def wanted_observers(recipe: Recipe) -> tuple[LoopObserverEntry, ...]:
+    """Return the installed observers that a run has. PluginError where one of them is not usable."""
+    return loop_observers([name for name, (_, is_set) in KEYS.items() if not is_set(recipe)])
+
+
+def observer_problems(plan: RunPlan) -> Iterator[Problem | Note]:
+    """Yield the keys whose observer is not installed, and what the installed ones find wrong."""
+    recipe = plan.recipe
+    entries = wanted_observers(recipe)
+    names = {entry.name for entry in entries}
+    for name, (key, is_set) in KEYS.items():
+        if is_set(recipe) and name not in names:
+            remedy = how_to_install("loop_observer", name, ())
+            if is_disabled(name):
+                remedy = f"{DISABLE_VARIABLE} disables it: take its name out"
+            if name == "model_card":
+                remedy += ". Or set checkpoint.model_card = false"
+            yield Problem(path=key, found="that, without a usable package for it", expected="both", remedy=remedy)
+    for entry in entries:
+        yield from entry.check(plan)

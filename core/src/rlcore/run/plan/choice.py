@@ -14,16 +14,15 @@ from rlcore.model_files import CONFIG_FILE, read_object, reads_images
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.binding import build_algorithm
 from rlcore.registry.discovery import Entry, Registry
-from rlcore.registry.missing_roles import missing_text
 from rlcore.registry.plugin_errors import first_line
 from rlcore.registry.provider_calls import as_configured
-from rlcore.registry.selection import AUTO, AUTO_ROLES, BACKEND_ROLES, passed_over, require_named, select
+from rlcore.registry.selection import AUTO, AUTO_ROLES, BACKEND_ROLES, missing_text, passed_over, require_named, select
 from rlcore.registry.states import entries_by_name
+from rlcore.run.plan.algorithm_rules import mask_needs, replays_sampling_mask
 from rlcore.run.plan.channel import takes_weights
 from rlcore.run.plan.run_plan import RunPlan, dtype_of
 from rlcore.run.plan.sections import execution_needs, observer_options, plugin_config
-from rlcore.run.plan.truncation import mask_needs, replays_sampling_mask
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import Algorithm, AlgorithmContext, DtypeName, PluginError, Problem, Role, capabilities
 
 
@@ -249,7 +248,7 @@ def _image_needs(recipe: Recipe) -> dict[str, str]:
 
 
 def _refit_needs(recipe: Recipe) -> dict[str, str]:
-    adapters = {capabilities.ADAPTER_REFIT: 'refit.adapters = "apart"'} if recipe.refit.adapters == "apart" else {}
+    adapters = {capabilities.ADAPTER_REFIT: 'refit.adapters = "unmerged"'} if recipe.refit.adapters == "unmerged" else {}
     delta = {capabilities.DELTA_REFIT: f'refit.delta = "{recipe.refit.delta}"'} if recipe.refit.delta != "off" else {}
     return adapters | delta
 

@@ -3,24 +3,21 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 from attrs import frozen
 
-from rlcore.registry.collectors import collector
+from rlcore.registry.run_parts import collector
 from rlcore.run.data.prompt_stream import PromptOrder
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import LoopObserver, Source, WeightSync
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
+from rlcore.run.train_step.scorers import OnTokens
 from rlcore.spi import Note, Observation, PluginError, Problem, Row, Tokenizer
-from rlcore.spi.arrays import Int32Array, Int64Array
+from rlcore.spi.arrays import Int64Array
 from rlcore.spi.collector import RunKind
 from rlcore.spi.execution import GeneratorGroup
-
-OnTokens: TypeAlias = Callable[[Int32Array, tuple[bytes, ...]], None]
-"""Called with the tokens of a sample, int32 [length], and its images, as soon as they are all there, in any thread."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -87,7 +84,7 @@ class Collector(ABC):
         self, held_out: PromptRows, generator: GeneratorGroup, clock: PhaseClock, progress: Progress
     ) -> Callable[[int], dict[str, float]]:
         """Return a function that measures the answers to held-out rows. Called with the version of the generator's weights, it
-        returns figures named `evaluation/…`."""
+        returns figures named `eval/…`."""
 
     def close(self) -> None:  # noqa: B027 - not all hold anything
         """End what is under way, and close the environment, which nothing else does."""

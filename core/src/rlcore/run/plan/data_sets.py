@@ -10,9 +10,8 @@ from rlcore.config.data import DatasetConfig, Split
 from rlcore.registry.discovery import Entry
 from rlcore.registry.sample_checks import check_vocabulary
 from rlcore.run.data.examples import Examples, joined_examples
-from rlcore.run.data.mixed_rows import DATA_SET, MixedRows, chunks_of, of_set
+from rlcore.run.data.mixes import DATA_SET, MixedAgents, MixedEnvironment, MixedRows, chunks_of, of_set
 from rlcore.run.data.text import Observe, renderer, row_name
-from rlcore.run.plan.mixed_environment import MixedAgents, MixedEnvironment
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import AgentEnvironment, DataError, Environment, Observation, Row, Tokenizer
 from rlcore.spi.arrays import Int32Array, Int64Array

@@ -13,7 +13,7 @@ from rlcore.registry.discovery import Entry, Registry
 from rlcore.spi import AgentEnvironment, ConfigError, Environment, EnvironmentContext, PluginError, Problem, capabilities
 
 PYTHON = "python"
-"""What the recipe calls an environment, or the source of rows, that is handed over."""
+"""The recipe's name of an environment, or a source of rows, that is handed over."""
 
 
 @frozen(kw_only=True, eq=False)

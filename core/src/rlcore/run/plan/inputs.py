@@ -14,7 +14,7 @@ from rlcore.config.data import DataConfig
 from rlcore.config.recipe import Recipe
 from rlcore.model_files import config_number
 from rlcore.run.data.examples import Examples
-from rlcore.run.data.mixed_rows import MixedRows, chunks_of, of_set
+from rlcore.run.data.mixes import MixedRows, chunks_of, of_set
 from rlcore.run.data.prompt_stream import MixedStream, PromptOrder, PromptStream
 from rlcore.run.data.rows_digest import RowDigests, rows_digest, sampled
 from rlcore.run.data.text import tokenizers
@@ -23,7 +23,7 @@ from rlcore.run.plan.data_sets import DataSet, all_rows, data_sets, examples_of,
 from rlcore.run.plan.other_models import check_vocabulary
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import Source
-from rlcore.run.train_step.example_source import ExampleSource
+from rlcore.run.train_step.held_out import ExampleSource
 from rlcore.spi import ConfigError, DataError, Problem, Row, Tokenizer
 from rlcore.spi.arrays import Int64Array
 
@@ -42,7 +42,7 @@ class Inputs:
     stream: PromptOrder
     """The stream of prompts over the rows that were kept."""
     examples: Examples | None
-    """Where the algorithm trains on demonstrations or preferences: those of the kept rows."""
+    """The demonstrations or preferences of the kept rows; None where the algorithm trains on rollouts."""
     evaluation_rows: Sequence[Row] | None
     evaluation_kept: Int64Array
     """int64: the held-out rows within the limits."""
@@ -51,12 +51,12 @@ class Inputs:
     measured_sets: Sequence[str] = ()
     """The data set of each of these; none where there is only one."""
     notes: tuple[str, ...] = ()
-    """What is odd about the data."""
+    """Warnings about the data."""
     held_out: Examples | None = None
     """Held-out rows that the algorithm measures, within the limits; None where there are none."""
 
     def train_digests(self) -> RowDigests:
-        """What the rows to train on hold: all of them gone through, but of those that an environment makes."""
+        """Return digests of the rows to train on: of all of them, unless an environment makes them."""
         own = [one for one in self.train_sets if one.config.source == "environment"]
         read = [one for one in self.train_sets if one.config.source != "environment"]
         return RowDigests(
@@ -66,7 +66,7 @@ class Inputs:
 
     @property
     def left_out(self) -> Iterator[str]:
-        """How many rows of each split are over the limits."""
+        """Yield the number of rows of each split that are over the limits."""
         for split, rows, kept in (
             ("train", self.train_rows, self.train_kept),
             ("evaluation", self.evaluation_rows or (), self.evaluation_kept),

@@ -1,4 +1,4 @@
-"""Rules of the models beside the policy, [reference] and [critic]: whether the algorithm asks for them; their vocabulary."""
+"""Rules of the models of a run: directories, vocabularies, whether the algorithm asks for [reference] and [critic]."""
 
 from collections.abc import Iterator, Mapping
 
@@ -6,9 +6,18 @@ from attrs import evolve
 
 from rlcore.config.recipe import Recipe
 from rlcore.model_files import config_number
+from rlcore.published_plugins import remedy_for
+from rlcore.registry.plugin_errors import attributed
+from rlcore.registry.run_parts import only_function
 from rlcore.run.data.text import tokenizers
-from rlcore.run.plan.model_check import model_problems
-from rlcore.spi import AlgorithmNeeds, ConfigError, ModelError, Problem, Tokenizer
+from rlcore.spi import (
+    AlgorithmNeeds,
+    ConfigError,
+    ModelError,
+    Note,
+    Problem,
+    Tokenizer,
+)
 
 REMEDY = "Take a model that was made with the same tokenizer."
 
@@ -138,3 +147,19 @@ def _other_vocabulary(recipe: Recipe, mine: Mapping[str, int], section: str, pat
         expected="the same vocabulary: log-probabilities of other tokens do not concern the policy's",
         remedy=REMEDY,
     )
+
+
+def missing_model_check() -> Iterator[Note]:
+    """Yield a note where no installed package checks the files of models."""
+    if only_function("model_check") is None:
+        text = f"nothing checks the model's files before the run. {remedy_for('model_check')}".rstrip()
+        yield Note(path="model.path", text=text)
+
+
+def model_problems(path: str) -> tuple[Problem, ...]:
+    """Return the faults of a model directory; none without a check. PluginError where the installed one is not usable."""
+    check = only_function("model_check")
+    if check is None or check.function is None:
+        return ()
+    with attributed("raised by", check.label):
+        return tuple(check.function(path))

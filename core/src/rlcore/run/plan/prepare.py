@@ -11,15 +11,13 @@ from rlcore.config.recipe import Recipe
 from rlcore.gpu import detect_device
 from rlcore.registry.binding import build_environment
 from rlcore.registry.discovery import Registry
+from rlcore.run.data.mixes import MixedAgents, MixedEnvironment
 from rlcore.run.plan.auto_options import with_planned_options
-from rlcore.run.plan.channel import choose_channel
-from rlcore.run.plan.checks import check_plan
+from rlcore.run.plan.channel import choose_channel, ranks_per_generator
+from rlcore.run.plan.checks import check_plan, schedule_notes
 from rlcore.run.plan.choice import choose_plugins
-from rlcore.run.plan.generator_placement import ranks_per_generator
 from rlcore.run.plan.in_process_overrides import InProcessOverrides
-from rlcore.run.plan.mixed_environment import MixedAgents, MixedEnvironment
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.plan.schedule_notes import schedule_notes
 from rlcore.run.plan.sections import convert_recipe, plugin_config, unread_cluster_keys, unread_options
 from rlcore.secrets import MASK, masked_keys
 from rlcore.spi import ConfigError, EnvironmentContext, PluginError, Problem, RlcoreError

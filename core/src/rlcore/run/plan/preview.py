@@ -5,25 +5,25 @@ from collections.abc import Mapping, Sequence
 from attrs import frozen
 
 from rlcore.config.data import DatasetConfig, Split
-from rlcore.registry.functions import only_function
+from rlcore.registry.run_parts import only_function
 from rlcore.run.data.text import renderer, tokenizers
 from rlcore.run.plan.data_sets import rows_of
 from rlcore.run.plan.inputs import Inputs, load_inputs
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import Tokenizer, installed_data_sources
 
 
 @frozen(kw_only=True)
 class Preview:
-    """What there is to read."""
+    """The data that a run would read."""
 
     rows: Mapping[Split, str]
     """How many rows each data set has, and where they are from; of those that can be opened here."""
     first_prompt: str | None
     """The first row's prompt through the chat template, special tokens included; None where it cannot be told here."""
     notes: Sequence[str]
-    """What was not looked at, and what is odd about the rest."""
+    """Parts that were not read, and warnings about the rest."""
 
 
 def preview(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Preview:
@@ -57,7 +57,7 @@ def _data_sets(prepared: RunPlan) -> dict[Split, DatasetConfig]:
 
 
 def _remote(config: DatasetConfig) -> list[str]:
-    """What of a data set is not on this machine."""
+    """Return the parts of a data set that are not on this machine."""
     parts = [config] if config.mix is None else config.parts().values()
     paths = [part.path or "" for part in parts if _is_name(part.source)]
     return [path for path in paths if not expanded(path).exists()]

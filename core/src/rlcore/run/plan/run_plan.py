@@ -7,15 +7,15 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from rlcore import spi
-from rlcore.config.critic import CriticConfig
 from rlcore.config.data import Split
 from rlcore.config.dump import dump_toml
+from rlcore.config.model import CriticConfig
 from rlcore.config.recipe import Recipe
 from rlcore.gpu import Device
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.discovery import Entry, ObserverEntry, Registry
 from rlcore.registry.selection import BACKEND_ROLES
-from rlcore.run.plan.generator_placement import generator_devices, separate
+from rlcore.run.plan.channel import generator_devices, separate
 from rlcore.run.plan.sections import observer_options, plugin_config, reference_config
 
 
@@ -33,7 +33,7 @@ class RunPlan:
     algorithm: AlgorithmHandle
     environment: spi.Environment | spi.AgentEnvironment | None = None
     other_environments: tuple[Entry, ...] = ()
-    """Those that data sets name, besides the one in `chosen`."""
+    """The environments that data sets name, besides the one in `chosen`."""
     channel: str | None = None
     """How weights travel; None where nothing generates."""
     ranks_per_generator: int = 1
@@ -60,7 +60,8 @@ class RunPlan:
 
     @property
     def runs_here(self) -> bool:
-        """Whether trainer and generator compute on the driver's machine: an execution of several ranks may use others."""
+        """Return whether trainer and generator compute on the driver's machine: an execution of several ranks may use
+        others."""
         entry = self.chosen.get("execution")
         return entry is None or entry.provider is None or spi.capabilities.MULTI_RANK not in entry.provider.capabilities
 
@@ -95,7 +96,7 @@ class RunPlan:
 
     @property
     def reference(self) -> spi.ModelSpec | None:
-        """What the trainer learns of the reference, where it is not the policy's beginning."""
+        """Return the reference's model; None where the reference is the policy's beginning."""
         named = self.recipe.reference
         return None if named is None else evolve(self.model, path=named.path, revision=named.revision)
 
@@ -138,8 +139,8 @@ class RunPlan:
 
     @property
     def overlaps(self) -> bool:
-        """Whether the generator goes on while the trainer trains: the recipe lets samples be stale, and each has devices of
-        its own."""
+        """Return whether the generator goes on while the trainer trains: the recipe lets samples be stale, and each has devices
+        of its own."""
         return bool(self.recipe.async_.max_staleness) and separate(self.recipe)
 
     @property
@@ -161,7 +162,7 @@ class RunPlan:
 
     @property
     def generator_lora(self) -> spi.LoraSpec | None:
-        """The adapters that travel apart from the weights; None where there are none, or where they are merged in."""
+        """The adapters that travel unmerged; None where there are none, or where they are merged in."""
         if self.recipe.refit.adapters == "merged" or not {"generator", "trainer"} <= self.chosen.keys():
             return None
         providers = [self.chosen[role].provider for role in BACKEND_ROLES]
@@ -195,7 +196,7 @@ class RunPlan:
         )
 
     def reference_context(self, rank_info: spi.RankInfo) -> spi.TrainerContext:
-        """What the trainer's plugin builds the reference of a rank with, where that has devices of its own."""
+        """Return the context with which the trainer's plugin builds a rank's reference, where that has devices of its own."""
         return evolve(
             self.trainer_context(rank_info),
             model=self.reference or self.model,
@@ -206,7 +207,8 @@ class RunPlan:
         )
 
     def critic_context(self, rank_info: spi.RankInfo) -> spi.TrainerContext | None:
-        """What the critic of a rank is built with, by the trainer's plugin; None where there is none, as in an evaluation."""
+        """Return the context with which the trainer's plugin builds a rank's critic; None where there is none, as in an
+        evaluation."""
         if self.critic is None or self.evaluating:
             return None
         return evolve(
@@ -232,7 +234,7 @@ class RunPlan:
 
     @property
     def critic_optimizer(self) -> spi.OptimizerSpec:
-        """What a critic is trained by."""
+        """Return the critic's optimizer."""
         return (self.recipe.critic or CriticConfig()).optimizer(self.recipe.optimizer)
 
     @property

@@ -12,21 +12,21 @@ class Progress:
     """
 
     run_directory: Path | None = None
-    """Where the run writes; None before it has started."""
+    """The run directory; None before the run has started."""
 
     def started(self, run_directory: Path, start_step: int, num_steps: int) -> None:  # noqa: ARG002
         """The run begins, or with `start_step` > 0 (steps already done) continues, towards `num_steps`."""
         self.run_directory = run_directory
 
     def phase(self, name: str) -> None:
-        """What happens from now on: "generation", "rewards", "logprobs", "train", "refit", "evaluation", "checkpoint", ..."""
+        """Show the phase that begins: "generation", "rewards", "logprobs", "train", "refit", "evaluation", "checkpoint", ..."""
 
     def samples(self, num_finished: int, num_samples: int) -> None:
-        """How far the present generation is. Called from any thread, and only by generators that can tell."""
+        """Show the progress of the present generation. Called from any thread, and only by generators that can tell."""
 
     def pool(self, name: str, doing: str) -> None:
-        """What a pool of workers does from now on: "trainer", "generator" or "reference", and "train_step on 8 ranks", ..., or
-        "idle". Only runs on a cluster have pools. Called from any thread."""
+        """Show what a pool of workers does from now on: "trainer", "generator" or "reference", and "train_step on 8 ranks",
+        ..., or "idle". Only runs on a cluster have pools. Called from any thread."""
 
     def span(self, lane: str, name: str, start: float, seconds: Sequence[float]) -> None:
         """Something is over that began at `start`, by time.perf_counter(): a phase of the "driver", or a call of a pool, with

@@ -1,13 +1,149 @@
 """Passes a run's progress on to the display, and writes it into status.json and timeline.jsonl."""
 
+import json
+import os
+import socket
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
+from attrs import asdict, define, evolve, field, frozen
+
+from rlcore.reading import read_record
+from rlcore.registry.plugin_errors import message_of
 from rlcore.run.report.progress import Progress
-from rlcore.run.report.status_file import StatusFile
-from rlcore.run.report.timeline import Timeline, append_timeline
-from rlcore.spi import StorageError
+from rlcore.run.report.timing import Timeline, append_timeline
+from rlcore.schema.constraints import Count, Finite
+from rlcore.schema.printable import class_name
+from rlcore.secrets import masked
+from rlcore.spi import InterruptedRun, RlcoreError, StorageError
+
+UNEXPECTED = 70
+"""Exit code of an error that is no RlcoreError."""
+INTERRUPTED = 130
+"""Exit code of Ctrl-C."""
+MAX_MESSAGE_CHARACTERS = 2000
+NUM_RECENT_STEPS = 20
+"""The pace is that of the last so many steps."""
+
+
+@frozen(kw_only=True)
+class RunError:
+    """The error that ended a run before its last step."""
+
+    exit_code: int
+    message: str
+
+
+@frozen(kw_only=True)
+class Status:
+    """The content of status.json. Times are seconds since 1970."""
+
+    state: Literal["running", "complete", "interrupted", "failed"]
+    """As the process wrote it: one that was killed could not say so."""
+    process: int
+    host: str
+    started: Finite
+    step: Count
+    """Steps that are done."""
+    num_steps: Count
+    """Steps that the run is to have; 0 while it is being set up."""
+    phase: str
+    phase_since: Finite
+    step_s: Finite | None = None
+    """Seconds from one step's end to the next one's, evaluations and checkpoints included; None before there were two."""
+    error: RunError | None = None
+
+
+@define(eq=False)
+class StatusFile:
+    """The file of one run, open as long as that runs: a phase is written without opening, syncing or renaming anything."""
+
+    path: Path
+    _file: int = field(init=False)
+    _ends: deque[float] = field(factory=lambda: deque(maxlen=NUM_RECENT_STEPS + 1), init=False)
+    """When steps have ended, by time.monotonic: the machine's clock may be set meanwhile."""
+    _num_bytes: int = field(default=0, init=False)
+    status: Status = field(init=False)
+
+    @_file.default
+    def _open(self) -> int:
+        return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+
+    @status.default
+    def _at_first(self) -> Status:
+        now = time.time()
+        return Status(
+            state="running",
+            process=os.getpid(),
+            host=socket.gethostname(),
+            started=now,
+            step=0,
+            num_steps=0,
+            phase="set-up",
+            phase_since=now,
+            step_s=None,
+            error=None,
+        )
+
+    def __attrs_post_init__(self) -> None:
+        self._write(self.status)
+
+    def phase(self, name: str) -> None:
+        """Write the phase that begins."""
+        if name != self.status.phase:
+            self._write(evolve(self.status, phase=name, phase_since=time.time()))
+
+    def begins(self, start_step: int, num_steps: int) -> None:
+        """So many steps of the run's are done, and the next one begins."""
+        self._ends.clear()
+        self._ends.append(time.monotonic())
+        self._write(evolve(self.status, step=start_step, num_steps=num_steps, step_s=None))
+
+    def ended_step(self, step: int) -> None:
+        """A step is done. Step 0 is the evaluation before the first one: the pace counts from its end.
+        A phase that the next step begins with as well counts from here, so that a long one is one that takes long."""
+        if step == 0:
+            self._ends.clear()
+        self._ends.append(time.monotonic())
+        steps = len(self._ends) - 1
+        step_s = (self._ends[-1] - self._ends[0]) / steps if steps else None
+        self._write(evolve(self.status, step=step, phase_since=time.time(), step_s=step_s))
+
+    def close(self, error: BaseException | None) -> None:
+        """The run is over: complete, or ended by an error."""
+        over = evolve(self.status, phase="over", phase_since=time.time())
+        interrupted = isinstance(error, InterruptedRun | KeyboardInterrupt)
+        state: Literal["complete", "interrupted", "failed"] = "interrupted" if interrupted else "failed"
+        self._write(evolve(over, state="complete" if error is None else state, error=None if error is None else _told(error)))
+        os.close(self._file)
+
+    def _write(self, status: Status) -> None:
+        """One call of the system over the whole of what stood there, so that no reader finds half of it."""
+        self.status = status
+        text = json.dumps(asdict(status)).encode()
+        os.pwrite(self._file, text.ljust(self._num_bytes) + b"\n", 0)
+        self._num_bytes = max(self._num_bytes, len(text))
+
+
+def read_status(path: Path) -> Status | None:
+    """Read the status file; None where it is absent, or empty since its run has not written yet. CheckpointError where it is
+    damaged."""
+    if not os.path.lexists(path) or (path.is_file() and not path.stat().st_size):
+        return None
+    return read_record(path, Status)
+
+
+def _told(error: BaseException) -> RunError:
+    code = error.exit_code if isinstance(error, RlcoreError) else UNEXPECTED
+    name = "" if isinstance(error, RlcoreError) else f"{class_name(error)}: "
+    if isinstance(error, KeyboardInterrupt):
+        return RunError(exit_code=INTERRUPTED, message="interrupted")
+    lines = [f"{name}{message_of(error)}", *getattr(error, "__notes__", ())]
+    return RunError(exit_code=code, message=masked("\n".join(lines))[:MAX_MESSAGE_CHARACTERS])
 
 
 class RecordedProgress(Progress):

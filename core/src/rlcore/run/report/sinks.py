@@ -18,7 +18,7 @@ class Sinks:
         self._sinks: dict[str, Sink] = {}
         self._progress = progress
         self.summary: Mapping[str, object] | None = None
-        """What summary.json holds, once the run is complete."""
+        """The content of summary.json, once the run is complete."""
 
     def add(self, label: str, sink: Sink) -> None:
         """Add a sink."""
@@ -37,12 +37,12 @@ class Sinks:
 
     @property
     def without_evaluations(self) -> list[str]:
-        """Those that take no figures of evaluations."""
+        """Return the names of sinks that take no figures of evaluations."""
         return [label for label, sink in self._sinks.items() if not _takes_evaluations(sink)]
 
     @property
     def take_samples(self) -> bool:
-        """Whether any of them is a SampleSink."""
+        """Return whether any of them is a SampleSink."""
         return any(_takes_samples(sink) for sink in self._sinks.values())
 
     def log_samples(self, step: int, samples: Sequence[LoggedSample]) -> None:

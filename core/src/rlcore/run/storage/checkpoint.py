@@ -6,6 +6,8 @@ step-000010/manifest.json     every other file with its size and SHA-256
             trainer/…         what the backends wrote
             critic/…          where one is trained
             generator/…
+            algorithm/state.json   whose it is, its numbers, and the names of its arrays
+                      arrays.npz   the arrays, in that order
 """
 
 import hashlib
@@ -18,10 +20,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from attrs import asdict, field, frozen
 
 from rlcore.files import storage_errors
-from rlcore.reading import numbers, parse_json, read_record
+from rlcore.reading import numbers, parse_json, read_json, read_record
+from rlcore.registry.algorithm_handle import AlgorithmHandle, AlgorithmState
 from rlcore.run.storage.run_directory import step_of
 from rlcore.schema.constraints import Count
 from rlcore.schema.file_limits import read_file
@@ -35,7 +39,7 @@ LOOP_STATE = "loop.json"
 
 @frozen(kw_only=True)
 class LoopState:
-    """Where the loop stands between two steps; everything else follows from the recipe's seed."""
+    """The state of the loop between two steps; everything else follows from the recipe's seed."""
 
     step: Count
     """The number of steps that are done."""
@@ -117,7 +121,7 @@ def newest_checkpoint(root: Path, note: Callable[[str], None]) -> Path | None:
 
 
 def find_damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint's files, or None where each has its size and digest."""
+    """Return the damage of a checkpoint's files; None where each has its size and digest."""
     try:
         expected = _read_manifest(checkpoint)
         for name, entry in expected.items():
@@ -148,7 +152,7 @@ def require_intact(checkpoint: Path) -> Path:
 
 
 class _DamageError(Exception):
-    """What is wrong with a manifest."""
+    """A manifest is damaged; its text says how."""
 
 
 def _read_manifest(checkpoint: Path) -> Mapping[str, Mapping[str, Any]]:
@@ -205,3 +209,66 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+FOLDER, DESCRIPTION, ARRAYS = "algorithm", "state.json", "arrays.npz"
+
+
+@frozen(kw_only=True)
+class SavedState:
+    """An algorithm's state as it was read from a checkpoint."""
+
+    algorithm: str
+    """The plugin's name."""
+    state: AlgorithmState
+
+
+def write_state(checkpoint: Path, algorithm: str, state: AlgorithmState) -> None:
+    """Below the folder of a checkpoint that is being written."""
+    arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
+    numbers = {name: value for name, value in state.items() if name not in arrays}
+    folder = checkpoint / FOLDER
+    folder.mkdir()
+    np.savez(folder / ARRAYS, *arrays.values())
+    (folder / DESCRIPTION).write_text(
+        json.dumps({"algorithm": algorithm, "numbers": numbers, "arrays": list(arrays)}, indent=2)
+    )
+
+
+def read_state(checkpoint: Path) -> SavedState | None:
+    """Read the state that `write_state` wrote; None where the algorithm kept nothing. CheckpointError where it cannot be
+    read."""
+    folder = checkpoint / FOLDER
+    if not folder.is_dir():
+        return None
+    try:
+        described: Any = read_json(folder / DESCRIPTION)
+        with np.load(folder / ARRAYS, allow_pickle=False) as file:
+            arrays = {name: file[f"arr_{index}"] for index, name in enumerate(described["arrays"])}
+        return SavedState(algorithm=described["algorithm"], state={**described["numbers"], **arrays})
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever a damaged archive leads to
+        raise CheckpointError(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def state_for(algorithm: AlgorithmHandle, checkpoint: Path, *, allow_changes: bool) -> tuple[AlgorithmState | None, str]:
+    """Return the state with which the algorithm continues, None where this checkpoint has none, and then a note about it.
+
+    CheckpointError where the algorithm keeps a state that the checkpoint does not have, or the other way round, unless
+    `allow_changes`: the algorithm then begins anew.
+    """
+    saved, name = read_state(checkpoint), algorithm.entry.name
+    if saved is None and not algorithm.is_stateful:
+        return None, ""
+    if saved is not None and algorithm.is_stateful and saved.algorithm == name:
+        return saved.state, ""
+    found = "no state of an algorithm" if saved is None else f"the state of algorithm {saved.algorithm!r}"
+    expected = "the one that it keeps between steps" if algorithm.is_stateful else "none, since it keeps nothing between steps"
+    text = f"{checkpoint} holds {found}; algorithm {name!r} ({algorithm.entry.version}) expects {expected}"
+    if not allow_changes:
+        raise CheckpointError(
+            f"{text}. Resume with the version of the algorithm that saved it, choose another run.name, or add --allow-changes "
+            "to go on without that state"
+        )
+    return None, f"{text}; it begins anew"

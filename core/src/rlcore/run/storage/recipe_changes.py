@@ -27,9 +27,9 @@ ANOTHER_RUN = (
 """Keys, and sections, that what a checkpoint stands for depends on: which prompts come in which step, how they read, what is
 random and what is learned. Whether model.path is another model its digest says."""
 LOCATION_KEYS = ("run.directory", "run.name")
-"""Where the run lies, which may be moved."""
+"""The keys of the run's place, which may change."""
 ABSENT, SECTION = "none", "a section"
-"""What stands for the value of a key that is missing, and for that of a table."""
+"""The texts for the value of a missing key, and of a table."""
 
 
 @frozen(kw_only=True)
@@ -42,11 +42,11 @@ class Change:
 
     @property
     def makes_another_run(self) -> bool:
-        """Whether a run with the new value is not the one that was begun."""
+        """Return whether a run with the new value is not the one that was begun."""
         return self.is_of(ANOTHER_RUN)
 
     def is_of(self, keys: Iterable[str]) -> bool:
-        """Whether the key is one of these, or in a section of them; of a section, whether one of them is in it."""
+        """Return whether the key is one of these, or in a section of them; of a section, whether one of them is in it."""
         return any(f"{self.key}.".startswith(f"{key}.") or f"{key}.".startswith(f"{self.key}.") for key in keys)
 
     def __str__(self) -> str:
@@ -76,8 +76,9 @@ _DEFAULTS = {
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str) -> Iterator[Change]:
-    """What two tables differ in. What `dump_toml` writes as a comment, being None, is in neither; an empty table, such as that
-    of a plugin without options, says no more than none. A recipe of before a data set had some key has that key's default."""
+    """Yield the differences of two tables. Values of None, which `dump_toml` writes as comments, are in neither; an empty
+    table, such as that of a plugin without options, says no more than none. A recipe of before a data set had some key has that
+    key's default."""
     for name in [*new, *(name for name in old if name not in new)]:
         usual = _DEFAULTS.get(f"{prefix}{name}")
         before, after = old.get(name, usual), new.get(name, usual)

@@ -9,8 +9,14 @@ from rlcore.registry.algorithm_handle import AlgorithmHandle, AlgorithmState
 from rlcore.run.data.rows_digest import RowDigests
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import LoopPosition
-from rlcore.run.storage.algorithm_state import state_for
-from rlcore.run.storage.checkpoint import LoopState, list_checkpoints, newest_checkpoint, read_loop_state, require_intact
+from rlcore.run.storage.checkpoint import (
+    LoopState,
+    list_checkpoints,
+    newest_checkpoint,
+    read_loop_state,
+    require_intact,
+    state_for,
+)
 from rlcore.run.storage.recipe_changes import Change, recipe_changes
 from rlcore.run.storage.run_directory import LAST_SAVED, RunDirectory
 from rlcore.run.storage.saver import RunSaver, model_digest
@@ -96,7 +102,7 @@ def newest(directory: RunDirectory, note: Note) -> Path | None:
 
 
 def _had_saved(directory: RunDirectory, records: Sequence[Mapping[str, float]]) -> str:
-    """How it is known that the run had saved a checkpoint; "" where it need not have.
+    """Return the evidence that the run had saved a checkpoint; "" where it need not have.
 
     A run that ended while it saved the checkpoint of its last step has that step's line, and no summary.
     """
@@ -150,7 +156,7 @@ def check_rows(checkpoint: Path, digests: RowDigests, note: Note, *, allow_chang
 
 
 def checked_state(plan: RunPlan, checkpoint: Path) -> LoopState:
-    """What a checkpoint says of itself; CheckpointError where it is damaged, or another model's or another trainer's."""
+    """Read the loop's state of a checkpoint; CheckpointError where it is damaged, or another model's or another trainer's."""
     state = read_loop_state(require_intact(checkpoint))
     check_trainer(plan, checkpoint, state)
     changes = model_changes(plan, state)
@@ -193,7 +199,7 @@ def restore(
 
 
 def model_changes(prepared: RunPlan, state: LoopState) -> list[Change]:
-    """How the recipe's models are others than those that the checkpoint's run began with."""
+    """Return the differences between the recipe's models and those that the checkpoint's run began with."""
     recipe, changes = prepared.recipe, []
     now_and_before = (
         ("model", recipe.model, state.model),

@@ -40,9 +40,9 @@ from rlcore.files import storage_errors, write_atomically
 from rlcore.reading import read_bytes, read_json
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.metrics_file import read_metrics_file
-from rlcore.run.report.timeline import rewind_timeline
+from rlcore.run.report.timing import rewind_timeline
 from rlcore.run.storage.recipe_changes import earlier_recipes, recipe_changes
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import CheckpointError
 
 LAST_SAVED = ".last-saved"
@@ -83,56 +83,36 @@ def step_of(path: Path, kind: str = "step") -> int | None:
     return None if match is None else int(match[1])
 
 
+class _Below:
+    """The path of a file or folder of a run."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, directory: "RunDirectory", owner: type) -> Path:
+        return directory.path / self._name
+
+
 @frozen(kw_only=True, eq=False)
 class RunDirectory:
     """Paths and files of one run."""
 
     path: Path
+    checkpoints = _Below("checkpoints")
+    metrics_file = _Below("metrics.jsonl")
+    schedule_file = _Below("schedule.jsonl")
+    timeline_file = _Below("timeline.jsonl")
+    status_file = _Below("status.json")
+    recipe_file = _Below("recipe.toml")
+    summary_file = _Below("summary.json")
+    rollouts = _Below("rollouts")
+    evaluations = _Below("evaluations")
+    logs = _Below("logs")
 
     @classmethod
     def of(cls, run: RunConfig) -> "RunDirectory":
         """The directory of a recipe's `[run]`; a leading ~ is the user's home."""
         return cls(path=expanded(run.directory) / run.name)
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def schedule_file(self) -> Path:
-        return self.path / "schedule.jsonl"
-
-    @property
-    def timeline_file(self) -> Path:
-        return self.path / "timeline.jsonl"
-
-    @property
-    def status_file(self) -> Path:
-        return self.path / "status.json"
-
-    @property
-    def recipe_file(self) -> Path:
-        return self.path / "recipe.toml"
-
-    @property
-    def summary_file(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def rollouts(self) -> Path:
-        return self.path / "rollouts"
-
-    @property
-    def evaluations(self) -> Path:
-        return self.path / "evaluations"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
 
     @contextmanager
     def locked(self) -> Iterator[None]:

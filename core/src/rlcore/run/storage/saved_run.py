@@ -13,7 +13,7 @@ from attrs import frozen
 from rlcore.reading import read_json, read_parquet, read_toml
 from rlcore.run.storage.checkpoint import list_checkpoints
 from rlcore.run.storage.run_directory import RunDirectory, step_of
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import ADVANTAGES, CheckpointError
 
 Float64Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]

@@ -5,9 +5,9 @@ import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 
 from rlcore.files import storage_errors
 from rlcore.registry.algorithm_handle import AlgorithmState
@@ -15,10 +15,9 @@ from rlcore.run.data.rows_digest import RowDigests
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import LoopPosition
 from rlcore.run.report.metrics_file import append_metrics
-from rlcore.run.storage.algorithm_state import write_state
-from rlcore.run.storage.checkpoint import LoopState, save_checkpoint, sync
+from rlcore.run.storage.checkpoint import LoopState, save_checkpoint, sync, write_state
 from rlcore.run.storage.run_directory import RunDirectory
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import CheckpointError, LoadStateRequest, SaveStateRequest, Tokenizer
 from rlcore.spi.execution import BackendGroup, Backends
 
@@ -63,6 +62,11 @@ def model_digest(model_path: str, revision: str | None = None) -> str:
     return digest.hexdigest()
 
 
+def _digest(named: Any) -> Any:
+    """Return `model_digest` of a section, or of a ModelSpec; None where there is none."""
+    return None if named is None else model_digest(named.path, named.revision)
+
+
 @frozen(kw_only=True, eq=False)
 class RunSaver:
     """Saves into one run directory."""
@@ -72,28 +76,15 @@ class RunSaver:
     tokenizer: Tokenizer
     directory: RunDirectory
     digests: RowDigests = RowDigests()
-    """What is known of the rows to train on."""
-    model: str = field(init=False)
+    """Digests of the rows to train on."""
+    model: str = field(init=False, default=Factory(lambda saver: _digest(saver.plan.recipe.model), takes_self=True))
     """`model_digest` of the recipe's model."""
-    reference: str | None = field(init=False)
+    reference: str | None = field(
+        init=False, default=Factory(lambda saver: _digest(saver.plan.recipe.reference), takes_self=True)
+    )
     """`model_digest` of the model in [reference]; None without that section."""
-
-    critic: str | None = field(init=False)
+    critic: str | None = field(init=False, default=Factory(lambda saver: _digest(saver.plan.critic), takes_self=True))
     """`model_digest` of the model that the critic begins with; None where none is trained."""
-
-    @model.default
-    def _model(self) -> str:
-        return model_digest(self.plan.recipe.model.path, self.plan.recipe.model.revision)
-
-    @reference.default
-    def _reference(self) -> str | None:
-        named = self.plan.recipe.reference
-        return None if named is None else model_digest(named.path, named.revision)
-
-    @critic.default
-    def _critic(self) -> str | None:
-        named = self.plan.critic
-        return None if named is None else model_digest(named.path, named.revision)
 
     def save(self, position: LoopPosition, rollouts: bytes | None, *, prune: bool) -> None:
         """A checkpoint of a position and of what is under way there; `prune` drops all but the `checkpoint.keep` newest."""

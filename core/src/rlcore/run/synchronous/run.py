@@ -14,12 +14,12 @@ from rlcore.config.recipe import Recipe
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.binding import build_algorithm, build_environment, build_generator, build_trainer
 from rlcore.registry.discovery import Entry, Registry
+from rlcore.registry.handle import closed_after
 from rlcore.run.data.prompt_stream import PromptStream
 from rlcore.run.execution.groups import InProcessGenerator, InProcessTrainer
 from rlcore.run.execution.in_process import InProcessRoute
 from rlcore.run.execution.refit import Refitter
 from rlcore.run.execution.residency import Residency
-from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.execution.weight_sync import GeneratorSync
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.loop import Loop
@@ -30,7 +30,7 @@ from rlcore.run.report.timing import PhaseClock
 from rlcore.run.synchronous.source import SynchronousSource
 from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
 from rlcore.run.train_step.policy import PolicyLearner
-from rlcore.run.train_step.reference import Reference
+from rlcore.run.train_step.scorers import Reference
 from rlcore.spi import Tokenizer
 from rlcore.spi.execution import Backends
 
@@ -57,7 +57,7 @@ class SynchronousRun:
     tokenizer: Tokenizer
     rows: Sequence[spi.Row]
     observers: Sequence[LoopObserver] = ()
-    """Those that follow the run besides its metrics file."""
+    """Observers of the run besides its metrics file."""
 
     def train(self, metrics_file: Path, progress: Progress) -> None:
         """Train to the last step, with a line of the metrics file a step."""
@@ -199,7 +199,7 @@ class SynchronousRun:
             max_bucket_bytes=refit.max_bucket_mib * 2**20,
             max_attempts=refit.max_attempts,
             delta="off",
-            apart=False,
+            unmerged=False,
             may_alias=True,
             clock=clock,
             progress=progress,
@@ -207,7 +207,7 @@ class SynchronousRun:
         residency = Residency(
             trainer=backends.trainer,
             generator=backends.generator,
-            generator_sleeps=False,
+            generator_sleep_mode=False,
             offload_trainer="none",
             trainer_moves=False,
             clock=clock,

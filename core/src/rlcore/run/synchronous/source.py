@@ -1,4 +1,4 @@
-"""A plain collector: all episodes of a step at once, turn by turn, with the present weights.
+"""The source of a synchronous run: all episodes of a step at once, turn by turn, with the present weights.
 
 It knows prompts and observations as text, tokens or a chat's first messages. Images, tools, agents, time limits and whatever
 overlaps with training need an installed collector.
@@ -12,8 +12,7 @@ import numpy as np
 from attrs import define, field, frozen
 
 from rlcore import spi
-from rlcore.run.data.prompt_stream import PromptOrder
-from rlcore.run.data.seeds import Stream
+from rlcore.run.data.prompt_stream import PromptOrder, Stream
 from rlcore.run.protocols import CollectedRollouts, Source, always
 from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import Tokenizer
@@ -144,11 +143,11 @@ class SynchronousSource(Source):
         return self._behind(observation)
 
     def _behind(self, observation: spi.Observation) -> list[int]:
-        """What follows a turn."""
+        """Return the tokens that follow a turn."""
         if observation.text is not None:
             return self.tokenizer.encode_behind([observation.text])[0]
         if observation.tokens is None:
-            raise spi.ContractError("found messages behind a turn; expected text or tokens, which the plain collector knows")
+            raise spi.ContractError("found messages behind a turn; expected text or tokens, which the synchronous source knows")
         found: list[int] = observation.tokens.tolist()
         return found
 

@@ -1,7 +1,7 @@
-"""Evaluates held-out rows: the algorithm's figures of their log-probabilities, or values, with the present weights."""
+"""Rows of a data set with answers: the source of steps that learn from them, and the figures of those that are held out."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from attrs import define, field, frozen
@@ -10,11 +10,36 @@ from rlcore import spi
 from rlcore.config.recipe import Recipe
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.run.data.examples import Examples, example_batch
-from rlcore.run.protocols import LoopObserver, WeightSync
+from rlcore.run.data.prompt_stream import PromptOrder
+from rlcore.run.protocols import LoopObserver, Source, WeightSync, always
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.train_step.reference import Reference
+from rlcore.run.train_step.scorers import Reference
+from rlcore.spi import RolloutBatch
 from rlcore.spi.arrays import Float32Array, Int64Array, take_rows
 from rlcore.spi.execution import Backends, TrainerGroup
+
+
+@frozen(kw_only=True, eq=False)
+class ExampleSource(Source):
+    """Source of batches from answers of the data set."""
+
+    examples: Examples
+    stream: PromptOrder
+    names_of: Callable[[Int64Array], Sequence[str]] | None = None
+    """The data sets of rows, by their numbers; None where there is only one."""
+
+    def sets_of_examples(self, step: int) -> Sequence[str]:
+        """[G]: the data set of each group of a step's examples, where there are several; none otherwise."""
+        return () if self.names_of is None else self.names_of(self.examples.rows[self.stream.indices(step - 1)])
+
+    def sample(
+        self,
+        step: int,
+        weight_version: int,  # noqa: ARG002 - no policy is asked
+        may_go_on: Callable[[], bool] = always,  # noqa: ARG002 - nothing takes time
+    ) -> RolloutBatch:
+        """The examples of a step."""
+        return example_batch(self.examples, self.stream.indices(step - 1))
 
 
 @frozen(kw_only=True, eq=False)
@@ -28,7 +53,7 @@ class _Part:
 
 @define(kw_only=True, eq=False)
 class HeldOutExamples:
-    """What `evaluation.max_prompts` lets pass of a held-out set."""
+    """The examples of a held-out set, at most `evaluation.max_prompts`."""
 
     samples: spi.RolloutBatch
     algorithm: AlgorithmHandle
@@ -58,7 +83,7 @@ class HeldOutExamples:
         return cls(samples=samples, algorithm=algorithm, trainer=backends.trainer, reference=reference, parts=parts)
 
     def evaluate(self, weight_version: int) -> dict[str, float]:
-        """The algorithm's figures, each as `evaluation/<name>`, and of each of several data sets as `evaluation/<name>/<set>`.
+        """The algorithm's figures, each as `eval/<name>`, and of each of several data sets as `eval/<name>/<set>`.
         The reference is asked once: it never changes."""
         batch, needs = self.samples.batch, self.algorithm.needs
         every = np.arange(batch.num_sequences)
@@ -69,11 +94,11 @@ class HeldOutExamples:
             if needs.reference_logprobs and self._reference is None:
                 self._reference = self.reference.logprobs(batch, every, weight_version)
         figures = self._measured(self.samples, found, self._reference)
-        named = {f"evaluation/{name}": value for name, value in figures.items()}
+        named = {f"eval/{name}": value for name, value in figures.items()}
         for of_set, part in self.parts.items():
             reference = None if self._reference is None else take_rows(self._reference, batch.offsets, part.sequences)
             figures = self._measured(part.samples, take_rows(found, batch.offsets, part.sequences), reference)
-            named |= {f"evaluation/{name}/{of_set}": value for name, value in figures.items()}
+            named |= {f"eval/{name}/{of_set}": value for name, value in figures.items()}
         return named
 
     def _measured(self, samples: spi.RolloutBatch, found: Float32Array, reference: Float32Array | None) -> dict[str, float]:
@@ -98,7 +123,7 @@ class HeldOutObserver(LoopObserver):
 
     @abstractmethod
     def evaluate(self, step: int, weight_version: int) -> Mapping[str, float]:
-        """The figures, named `evaluation/…`."""
+        """The figures, named `eval/…`."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -9,9 +9,26 @@ from attrs import define, evolve
 from rlcore import spi
 from rlcore.published_plugins import how_to_install
 from rlcore.run.report.progress import Progress
-from rlcore.run.train_step.mismatch import mismatch_metrics
-from rlcore.spi.arrays import Float32Array, take_rows
+from rlcore.spi import GENERATION_LOGPROBS, MISMATCH_METRICS, TokenBatch
+from rlcore.spi.arrays import Float32Array, Int64Array, take_rows
 from rlcore.spi.execution import Minibatch, TrainerGroup
+
+MAX_DIFFERENCE = 50.0
+
+
+def mismatch_metrics(batch: TokenBatch, sequences: Int64Array, trainer_logprobs: Float32Array) -> dict[str, float]:
+    """MISMATCH_METRICS over the loss tokens of some of a batch's sequences, of which the trainer found `trainer_logprobs`,
+    float32 [T]; and how many tokens these are, as `async/tokens_compared`. The formulas are those of
+    rlcore_torchkit.trainer.losses, with the same cap."""
+    mask = take_rows(batch.loss_mask, batch.offsets, sequences)
+    generation, trainer = (
+        take_rows(column, batch.offsets, sequences)[mask].astype(np.float64)
+        for column in (batch.token_columns[GENERATION_LOGPROBS], trainer_logprobs)
+    )
+    delta = np.clip(trainer - generation, -MAX_DIFFERENCE, MAX_DIFFERENCE)
+    figures = np.exp(np.abs(delta)).mean(), (np.expm1(delta) - delta).mean(), np.exp(delta).mean()
+    return {**dict(zip(MISMATCH_METRICS, map(float, figures), strict=True)), "async/tokens_compared": float(len(delta))}
+
 
 METRIC = "token_mult_prob_error"
 DOCUMENT = "docs/train-inference-agreement.md"
@@ -41,7 +58,7 @@ class MismatchMonitor:
     """
 
     trainer: TrainerGroup
-    """What it declares is looked at, and its log-probabilities are read where an update brings none."""
+    """The trainer whose capabilities decide, and whose log-probabilities are read where an update brings none."""
     writer: DisagreementWriter | None
     """None where no installed package keeps samples."""
     progress: Progress
@@ -54,7 +71,7 @@ class MismatchMonitor:
 
     @property
     def bounds(self) -> Mapping[str, float]:
-        """What a step's first update is bounded by: nothing where the trainer cannot refuse."""
+        """Return the bounds of a step's first update: none where the trainer cannot refuse."""
         return {METRIC: self.end_above} if self.trainer.has(spi.capabilities.METRIC_BOUNDS) else {}
 
     @property
@@ -91,8 +108,9 @@ class MismatchMonitor:
             self._report(step, minibatch, error.metrics[METRIC], weight_version, None, refused=True)
 
     def compare(self, step: int, minibatch: Minibatch, weight_version: int, *, is_part: bool) -> Mapping[str, float]:
-        """How far the two agree on a minibatch before its update, or on a part of it, by a pass of its own: MISMATCH_METRICS,
-        and of a part how much it is. RefitError where METRIC is above `end_above`; else a note where that is due."""
+        """Measure how far the two agree on a minibatch before its update, or on a part of it, by a pass of its own:
+        MISMATCH_METRICS, and of a part how much it is. RefitError where METRIC is above `end_above`; else a note where that is
+        due."""
         logprobs = self.trainer.logprobs(minibatch.batch, minibatch.sequences, "policy", weight_version)
         metrics = mismatch_metrics(minibatch.batch, minibatch.sequences, logprobs)
         if self._is_reported(metrics[METRIC]):

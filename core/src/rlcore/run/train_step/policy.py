@@ -9,9 +9,8 @@ from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.run.protocols import LoopPosition
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.train_step.metrics import training_metrics
-from rlcore.run.train_step.mismatch import mismatch_metrics
-from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
-from rlcore.run.train_step.reference import Reference
+from rlcore.run.train_step.mismatch_monitor import MismatchMonitor, mismatch_metrics
+from rlcore.run.train_step.scorers import Reference
 from rlcore.spi.arrays import Float32Array, Int64Array
 from rlcore.spi.execution import LogprobsColumn, Minibatch, TrainerGroup
 

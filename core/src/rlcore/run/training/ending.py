@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlcore.run.loop import Loop
 from rlcore.run.protocols import LoopObserver
-from rlcore.run.report.summary import summarize
+from rlcore.run.report.metrics_file import summarize
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saver import RunSaver
 from rlcore.spi import CheckpointError, InterruptedRun, NonFiniteError, StorageError

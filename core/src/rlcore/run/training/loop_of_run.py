@@ -1,31 +1,28 @@
 """Builds the loop of a run from its plan: what each part is made of, and who follows it."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from attrs import frozen
 
-from rlcore.run.execution.critic import Critic
-from rlcore.run.execution.critic_residency import CriticResidency
+from rlcore.registry.run_parts import only_function
+from rlcore.run.execution.critic import Critic, CriticResidency
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.loop import Loop
-from rlcore.run.plan.collector import LoopContext, OnTokens
+from rlcore.run.plan.collector import LoopContext
 from rlcore.run.plan.inputs import Inputs
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import LoopObserver, LoopPosition, MetricsTo, Scorer, Source, WeightSync
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.storage.opened_reference import opened_reference
 from rlcore.run.storage.saver import ROLLOUTS, RunSaver, read_rollouts
-from rlcore.run.train_step.example_source import ExampleSource
-from rlcore.run.train_step.held_out import ExampleObserver, HeldOutExamples
+from rlcore.run.train_step.held_out import ExampleObserver, ExampleSource, HeldOutExamples
+from rlcore.run.train_step.metrics import PerDatasetMetrics
 from rlcore.run.train_step.mismatch_monitor import DisagreementWriter, MismatchMonitor
-from rlcore.run.train_step.per_dataset_metrics import PerDatasetMetrics
 from rlcore.run.train_step.policy import PolicyLearner
-from rlcore.run.train_step.reference import Reference, ReferenceScorer
-from rlcore.run.train_step.rescoring import Rescorer
+from rlcore.run.train_step.scorers import OnTokens, Reference, ReferenceScorer, Rescorer
 from rlcore.spi import CheckpointError
 from rlcore.spi.execution import Backends
 
@@ -39,7 +36,7 @@ class LoopParts:
     saver: RunSaver
     sinks: Sinks
     observers: Sequence[LoopObserver]
-    """Those that outlive restarts of the workers."""
+    """Observers that outlive restarts of the workers."""
     progress: Progress
     clock: PhaseClock
     guard: InterruptGuard
@@ -162,9 +159,23 @@ def _begin(source: Source, step: int, checkpoint: Path | None) -> None:
 
 
 def _per_dataset(plan: RunPlan, backends: Backends, source: Source) -> list[PerDatasetMetrics]:
-    """Who measures each of several data sets, where that can be done."""
+    """Return the observers that measure each of several data sets, where that can be done."""
     if not isinstance(source, ExampleSource) or source.names_of is None:
         return []
     if not PerDatasetMetrics.are_measurable(plan.algorithm, backends.trainer):
         return []
     return [PerDatasetMetrics(algorithm=plan.algorithm, sets_of=source.sets_of_examples)]
+
+
+@contextmanager
+def opened_reference(
+    plan: RunPlan, backends: Backends, directory: Path, model_digest: str, note: Callable[[str], None]
+) -> Iterator[Reference]:
+    """Yield the reference of a run's backends, whose model has that digest. PluginError where the cache is not usable."""
+    reference = Reference.of(backends)
+    cache = only_function("reference_cache") if plan.algorithm.needs.reference_logprobs else None
+    if cache is None or cache.function is None:
+        yield reference
+        return
+    with cache.function(plan, reference, directory=directory, model_digest=model_digest, note=note) as cached:
+        yield cached

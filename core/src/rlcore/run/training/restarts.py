@@ -33,18 +33,18 @@ class TrainingRun:
     prepared: RunPlan
     inputs: Inputs
     digests: RowDigests
-    """What LoopState keeps as `data`."""
+    """The digests that LoopState keeps as `data`."""
     directory: RunDirectory
     sinks: Sinks
     observers: Sequence[LoopObserver]
-    """Those that outlive restarts of the workers."""
+    """Observers that outlive restarts of the workers."""
     progress: Progress
     start: float
     """When it began, by time.perf_counter."""
     allow_changes: bool
     """True where a recipe that makes another run may be resumed with."""
     initial_state: AlgorithmState | None
-    """What the algorithm keeps before the first step; None where it keeps nothing."""
+    """The algorithm's state before the first step; None where it keeps none."""
     clock: PhaseClock
     guard: InterruptGuard
 

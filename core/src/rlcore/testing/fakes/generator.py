@@ -26,8 +26,7 @@ from rlcore.spi import (
     tensor_digest,
 )
 from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array, offsets_of
-from rlcore.testing.fakes.policy import NAMES, TRANSITION, Float64Array, log_softmax, logits, make_weights
-from rlcore.testing.fakes.residency import count_residency
+from rlcore.testing.fakes.policy import NAMES, TRANSITION, Float64Array, count_residency, log_softmax, logits, make_weights
 from rlcore.testing.fakes.tokenizer import VOCABULARY_SIZE, FakeTokenizer
 
 OWN_SCALE = 1.2
@@ -224,7 +223,7 @@ class RunningSamples:
         self.versions = np.zeros(shape, np.int32)
         self.reasons = np.full(shape[0], FinishReason.ABORTED, np.uint8)
         self.kept: list[list[Int32Array]] = [[] for _ in range(shape[0])]
-        """What each sample's tokens were chosen among, where the request wants to know."""
+        """The kept tokens of each sample's tokens, where the request asks for them."""
         self.left = np.arange(shape[0])
         """int64 [M]: those that have not ended."""
 
@@ -242,12 +241,12 @@ class RunningSamples:
         )
 
     def sampling_mask(self, samples: Int64Array) -> SamplingMask:
-        """What the tokens of some of them were chosen among."""
+        """Return the tokens that those of some samples were chosen among."""
         return SamplingMask.of([row for sample in samples.tolist() for row in self.kept[sample]])
 
 
 def kept_tokens(values: Float64Array, sampling: SamplingParams) -> list[Int32Array]:
-    """What `choose` chooses each token among, from logits [S, V]; nothing where that is everything."""
+    """Return the tokens among which `choose` chooses each token, from logits [S, V]; nothing where that is everything."""
     truncates = sampling.temperature > 0 and (sampling.top_k or sampling.top_p < 1)
     cut = truncate(values / sampling.temperature, sampling) if truncates else np.full_like(values, -np.inf)
     return [np.flatnonzero(row).astype(np.int32) for row in np.isfinite(cut)]

@@ -47,10 +47,17 @@ from rlcore.spi import (
     tensor_digest,
 )
 from rlcore.spi.arrays import Float32Array
-from rlcore.testing.fakes.policy import Contexts, Float64Array, Forward, Weights, make_weights
-from rlcore.testing.fakes.residency import count_residency
+from rlcore.testing.fakes.policy import (
+    Contexts,
+    Float64Array,
+    Forward,
+    ValueForward,
+    Weights,
+    count_residency,
+    make_value_weights,
+    make_weights,
+)
 from rlcore.testing.fakes.tokenizer import VOCABULARY_SIZE
-from rlcore.testing.fakes.values import ValueForward, make_value_weights
 
 STATE_FILE, META_FILE = "fake_trainer.npz", "fake_trainer.json"
 
@@ -302,7 +309,7 @@ class FakeTrainer:
         return {name: value.sum() / counts.num_loss_tokens for name, value in zip(MISMATCH_METRICS, values, strict=True)}
 
     def step_logprobs(self, request: TrainStepRequest) -> tuple[Float32Array, ...]:
-        """What the loss got, for TrainStepResult.logprobs."""
+        """Return the log-probabilities that the loss got, for TrainStepResult.logprobs."""
         both = (self.evaluate(self.weights, batch, request.temperature) for batch in request.microbatches)
         return tuple(logprobs.astype(np.float32) for logprobs, _ in both)
 

@@ -136,7 +136,8 @@ class AlgorithmLosses(AlgorithmFixtures):
             assert not wrong, f"{loss.spec.path}: the metrics {wrong} count what has no loss tokens"
 
     def test_sequences_without_a_signal_have_no_gradient(self, algorithm: AlgorithmUnderTest, rollouts: RolloutBatch) -> None:
-        """Those that `has_signal` names, where it is given: updates on them alone are never made."""
+        """Sequences without a signal, as `has_signal` says where it is given, have no gradient: updates on them alone are never
+        made."""
         if algorithm.handle.needs.source == "rollouts":
             rewards = rollouts.rewards.copy()
             rewards[rollouts.group_ids == 0] = 1.0
@@ -179,7 +180,7 @@ def require_same(found: LossValue, expected: LossValue, where: str) -> None:
 
 
 def _slopes(loss: LossUnderTest, name: str) -> tuple[Float64Array, Float64Array]:
-    """How the loss changes as each figure falls, and as it rises; those of tokens that are not in the batch are 0."""
+    """Return how the loss changes as each figure falls, and as it rises; those of tokens that are not in the batch are 0."""
     figure, constants = loss.figures[name], HeldConstants()
     here = loss.value(loss.figures, constants)
     slopes = np.zeros((2, len(figure)))

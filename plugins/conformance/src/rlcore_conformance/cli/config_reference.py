@@ -118,7 +118,7 @@ def _table(cls: type, rows: "Mapping[str, attrs.Attribute[Any]]") -> Iterator[st
 
 
 def _variant(path: str, cls: type, base_path: str, base: type) -> Iterator[str]:
-    """What is different in a class that is another plugin's with other defaults."""
+    """Yield the differences of a class that is another plugin's with other defaults."""
     inherited = describe.fields(base)
     changed = {
         name: field

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from attrs import frozen
 
-from rlcore.lone_surrogates import lone_surrogate
 from rlcore.registry.binding import build_environment
+from rlcore.schema.printable import lone_surrogate
 from rlcore.spi import (
     EnvironmentContext,
     FinishReason,

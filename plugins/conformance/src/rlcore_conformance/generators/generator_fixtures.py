@@ -104,7 +104,7 @@ class GeneratorUnderTest:
 
     @property
     def edge(self) -> float:
-        """How close to its edge a candidate of a truncation may be taken for another."""
+        """Return how close to its edge a candidate of a truncation may be taken for another."""
         return max(EDGE, self.tolerance)
 
     def require(self, capability: str) -> None:

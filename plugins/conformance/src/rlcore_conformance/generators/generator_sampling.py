@@ -250,7 +250,7 @@ def undecided_prompt(policy: ReferencePolicy, vocab_size: int, sampling: Samplin
 def frequency_problems(
     limits: Limits, tokens: Int32Array, by_number: Float64Array, by_probability: Float64Array, repeats: Float64Array
 ) -> dict[str, str]:
-    """What is beyond the limits, by its name, in two tokens a sample, `tokens` int32 [S, 2], and what `transformed`
+    """Return the figures beyond the limits, by name, of two tokens a sample, `tokens` int32 [S, 2], and what `transformed`
     returns for them."""
     found = {}
     draws = {

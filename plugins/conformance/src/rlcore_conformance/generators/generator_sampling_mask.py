@@ -27,8 +27,8 @@ class GeneratorSamplingMask(GeneratorFixtures):
     def test_kept_tokens_are_those_sampled_among(
         self, generator: GeneratorUnderTest, policy: ReferencePolicy, question: Question, name: str
     ) -> None:
-        """Where rounding does not decide it they are the reference's; everywhere the log-probabilities are normalised over
-        them, each token is among its own, and asking for them changes nothing else."""
+        """Kept tokens are the reference's, where rounding does not decide them; everywhere the log-probabilities are normalised
+        over them, each token is among its own, and asking for them changes nothing else."""
         generator.require(capabilities.SAMPLING_MASK)
         sampling, needed = TRUNCATED[name]
         for capability in needed:

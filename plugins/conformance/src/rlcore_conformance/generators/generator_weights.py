@@ -53,7 +53,7 @@ class GeneratorWeights(GeneratorFixtures):
     def test_own_weights_are_those_of_the_model(
         self, open_with_own_weights: OpenGenerator, policy: ReferencePolicy, question: Question
     ) -> None:
-        """Where no trainer will send any, they are there from the start, as version 0."""
+        """Weights that no trainer sends are there from the start, as version 0."""
         generator = open_with_own_weights()
         result = generator.generate(question, 0)
         assert (result.weight_versions == 0).all()

@@ -30,8 +30,8 @@ class RoutedPolicy(ReferencePolicy, Protocol):
     num_experts: int
 
     def choices(self, tokens: Int32Array) -> tuple[Int16Array, Float64Array]:
-        """Where the routers send the tokens of one sequence: int16 [T, L, K], -1 in layers without experts; and [T, L] how much
-        more probable the last expert chosen is than the next one, infinite in layers without."""
+        """Return the experts to which the routers send the tokens of one sequence: int16 [T, L, K], -1 in layers without
+        experts; and [T, L] how much more probable the last expert chosen is than the next one, infinite in layers without."""
 
     def routed_logits(self, tokens: Int32Array, routed: Int16Array) -> Float64Array:
         """Return `logits` with tokens sent to given experts, int16 [T, L, K]; where it is -1 the routers choose."""

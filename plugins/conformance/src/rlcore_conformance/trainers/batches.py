@@ -82,7 +82,7 @@ def arrange(batch: TokenBatch, arrangement: Arrangement) -> tuple[TokenBatch, ..
 
 
 def arranged_indices(batch: TokenBatch, arrangement: Arrangement) -> list[Int64Array]:
-    """Which sequences each microbatch of an arrangement holds."""
+    """Return the sequences that each microbatch of an arrangement holds."""
     indices = np.arange(batch.num_sequences, dtype=np.int64)
     return {
         "together": [indices],

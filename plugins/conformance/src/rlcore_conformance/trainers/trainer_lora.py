@@ -55,7 +55,7 @@ class TrainerLora(TrainerFixtures):
     def test_weights_change_by_low_rank_products(
         self, lora_trainer: TrainerUnderTest, lora: LoraSpec, batch: TokenBatch, tmp_path: Path
     ) -> None:
-        """Those with an adapter change by alpha / rank · B A, as saved for PEFT; all others stay bit by bit."""
+        """Weights with an adapter change by alpha / rank · B A, as saved for PEFT; all others stay bit by bit."""
         initial = lora_trainer.weights()
         for version in range(2):
             weights = lora_trainer.outcome((batch,), version).weights

@@ -36,7 +36,7 @@ SMALL = 0.02
 
 
 class TrainerOptimizer(TrainerFixtures):
-    """The contract of `rlcore.spi.optimizer`."""
+    """The contract of `rlcore.spi.context`."""
 
     @pytest.mark.parametrize(("schedule", "shares"), SCHEDULES.values(), ids=SCHEDULES)
     def test_learning_rate_follows_the_schedule(
@@ -74,7 +74,7 @@ class TrainerOptimizer(TrainerFixtures):
     def test_learning_rate_is_read_at_the_schedules_step(
         self, provider: Provider, open_trainer: OpenTrainer, optimizer: OptimizerSpec, batch: TokenBatch
     ) -> None:
-        """Which runs ahead of the updates where planned ones were not made: reported, and moved by."""
+        """The learning rate follows the schedule's step, which runs ahead of the updates where planned ones were not made."""
         require(provider, capabilities.SCHEDULE_STEP)
         schedule = ScheduleSpec(warmup_steps=8)
         with open_trainer(schedule=schedule, optimizer=evolve(optimizer, weight_decay=0.0)) as trainer:

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import Problem
 from rlcore_torchkit.distributed.device_memory import gib
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import CheckpointError, ConfigError, ModelSpec, Problem, StorageError
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.checkpoints import distributed_weights

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import Head, ModelSpec
 from rlcore_megatron.checkpoints import conversion, distributed_weights
 from rlcore_megatron.layouts.layout import ParallelLayout
@@ -27,8 +27,8 @@ def load_initial(
     of it in Megatron's format if the recipe says so; those of the multi-token head, where `mtp` says that there is one, from
     the model.
     """
-    if config.checkpoint is not None:
-        distributed_weights.read(expanded(config.checkpoint), model_chunks)
+    if config.pretrained_checkpoint is not None:
+        distributed_weights.read(expanded(config.pretrained_checkpoint), model_chunks)
     elif config.conversion_cache:
         conversion.load(model_chunks, hf, spec, layout)
     else:

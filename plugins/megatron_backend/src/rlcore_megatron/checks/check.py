@@ -8,7 +8,7 @@ from typing import Any
 from attrs import evolve
 
 from rlcore.gpu import device_memories
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import CheckContext, ConfigError, Note, Problem
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.checkpoints.cache_directory import cache_directory, directory_problems
@@ -166,7 +166,7 @@ def _replay_problems(context: CheckContext, config: MegatronConfig, model: Mappi
 
 def _value_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Problem]:
     """Weights in Megatron's format, which have the vocabulary's head."""
-    for name in ("checkpoint", "conversion_cache"):
+    for name in ("pretrained_checkpoint", "conversion_cache"):
         value = getattr(config, name)
         if context.head == "value" and value:
             found = f"{str(value).lower()}, with an algorithm that trains a model of values"
@@ -187,15 +187,17 @@ def _critic_problems(context: CheckContext, config: MegatronConfig) -> Iterator[
 
 def _checkpoint_problems(config: MegatronConfig) -> Iterator[Problem]:
     """Return whether `checkpoint` is what Megatron's dist_checkpointing wrote."""
-    if config.checkpoint is None:
+    if config.pretrained_checkpoint is None:
         return
     if config.conversion_cache:
         remedy = "With checkpoint, nothing is converted from model.path"
         yield option_problem("conversion_cache", "true with checkpoint", "one of the two", remedy)
-    directory = expanded(config.checkpoint)
+    directory = expanded(config.pretrained_checkpoint)
     expected = f"a Megatron distributed checkpoint: a directory whose {METADATA} names the format {FORMAT}"
     if not directory.is_dir():
-        yield option_problem("checkpoint", f"{directory}, {'a file' if directory.exists() else 'which is not there'}", expected)
+        yield option_problem(
+            "pretrained_checkpoint", f"{directory}, {'a file' if directory.exists() else 'which is not there'}", expected
+        )
         return
     try:
         written = json.loads((directory / METADATA).read_text(encoding="utf-8"))
@@ -205,7 +207,7 @@ def _checkpoint_problems(config: MegatronConfig) -> Iterator[Problem]:
     if written is None or written["sharded_backend"] != FORMAT:
         inside = sorted(child.name for child in directory.glob("iter_*") if child.is_dir())
         remedy = f"Name the directory of one iteration, such as {directory / inside[-1]}" if inside else ""
-        yield option_problem("checkpoint", f"{directory} with {found}", expected, remedy)
+        yield option_problem("pretrained_checkpoint", f"{directory} with {found}", expected, remedy)
 
 
 def _cache_problems(context: CheckContext, config: MegatronConfig, model: Mapping[str, Any] | None) -> Iterator[Problem]:

@@ -27,7 +27,7 @@ def head_option_problems(context: CheckContext, config: MegatronConfig) -> Itera
     if context.lora is not None:
         remedy = "The trunk's weights stay as they are then, and the head with them"
         yield option_problem("mtp", "true, with [lora]", "false", remedy)
-    for name in ("checkpoint", "conversion_cache"):
+    for name in ("pretrained_checkpoint", "conversion_cache"):
         if value := getattr(config, name):
             remedy = "Or leave out mtp: the head is read from Hugging Face's files alone"
             yield option_problem(name, f"{str(value).lower()}, with mtp", "no such key", remedy)

@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import frozen
 
-from rlcore.schema.listing import listed
+from rlcore.schema.suggestions import listed
 from rlcore.spi import Head, ModelError, Problem
 from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.families.models import architecture_of, dims_of, standard_config

@@ -46,7 +46,7 @@ class MegatronConfig:
     conversion_cache: bool = False
     """Keep the model in Megatron's distributed format too, and read that the next time: in $RLCORE_MEGATRON_CHECKPOINT_DIR,
     else $HF_HOME/rlcore, else ~/.cache/huggingface/rlcore."""
-    checkpoint: PathText | None = None
+    pretrained_checkpoint: PathText | None = None
     """A Megatron distributed checkpoint (torch_dist) to take the initial weights from; model.path still gives the architecture
     and the tokenizer."""
     collective_timeout_s: Seconds = 1800.0

@@ -13,8 +13,8 @@ function firstAndLast(run, name) {
 
 const COLUMNS = [
   ["steps", (run) => number(Math.max(0, ...Object.values(run.metrics).map((curve) => curve.x[curve.x.length - 1] || 0)))],
-  ["held-out pass@1", (run) => firstAndLast(run, "evaluation/pass@1")],
-  ["held-out loss", (run) => firstAndLast(run, "evaluation/loss")],
+  ["held-out pass@1", (run) => firstAndLast(run, "eval/pass@1")],
+  ["held-out loss", (run) => firstAndLast(run, "eval/loss")],
   ["reward", (run) => firstAndLast(run, "reward_mean")],
   ["median s a step", (run) => number(run.medians["time/total_s"])],
   ["median tokens/s", (run) => number(run.medians.tokens_per_second)],

@@ -36,20 +36,20 @@ function bands(run, phases) {
 }
 
 function timelineOf(entry) {
-  const lanes = [...new Set(entry.spans.map(([lane]) => lane))].sort((one, other) =>
+  const roles = [...new Set(entry.spans.map(([role]) => role))].sort((one, other) =>
     (other === "driver") - (one === "driver") || one.localeCompare(other, "en", { numeric: true }));
   const end = Math.max(...entry.spans.map(([, , start, seconds]) => start + seconds), 1e-9);
   const width = wide();
-  const frame = { left: 8 + Math.max(...lanes.map(widthOf)), right: width - 16, top: 4, bottom: 4 + ROW * lanes.length };
+  const frame = { left: 8 + Math.max(...roles.map(widthOf)), right: width - 16, top: 4, bottom: 4 + ROW * roles.length };
   const across = linear(0, end, frame.left, frame.right);
   const marks = ticks(0, end, Math.ceil(width / 125)).map((value) => svg("g", {},
     svg("line", { class: "gridline", x1: across(value), x2: across(value), y1: frame.top, y2: frame.bottom }),
     below(across(value), frame.bottom + 15, `${number(value)} s`, width)));
-  const rows = lanes.map((lane, index) => svg("text", { x: 0, y: frame.top + ROW * index + 15 }, lane));
-  const spans = entry.spans.map(([lane, name, start, seconds]) => {
-    const y = frame.top + ROW * lanes.indexOf(lane) + 3;
+  const rows = roles.map((role, index) => svg("text", { x: 0, y: frame.top + ROW * index + 15 }, role));
+  const spans = entry.spans.map(([role, name, start, seconds]) => {
+    const y = frame.top + ROW * roles.indexOf(role) + 3;
     const rect = svg("rect", { x: across(start), y, width: Math.max(1, across(start + seconds) - across(start) - 0.5), height: ROW - 6, rx: 2 },
-      svg("title", {}, `${lane}: ${name}, ${number(seconds)} s from ${number(start)} s on`));
+      svg("title", {}, `${role}: ${name}, ${number(seconds)} s from ${number(start)} s on`));
     rect.style.fill = phaseColor(name);
     return rect;
   });

@@ -6,7 +6,7 @@ import attrs
 
 from rlcore.config.recipe import RolloutConfig
 from rlcore.published_plugins import remedy_for
-from rlcore.registry.functions import only_function
+from rlcore.registry.run_parts import only_function
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.schema.describe import toml_literal
 from rlcore.spi import Problem

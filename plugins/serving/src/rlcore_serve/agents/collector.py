@@ -9,14 +9,14 @@ from attrs import frozen
 
 from rlcore import spi
 from rlcore.config.data import Split
-from rlcore.run.plan.collector import OnTokens
 from rlcore.run.protocols import CollectedRollouts
+from rlcore.run.train_step.scorers import OnTokens
 from rlcore.spi.arrays import offsets_of
-from rlcore_rollout.collector import StepCollector
 from rlcore_rollout.environment_results import MaskedFailures
 from rlcore_rollout.episode import NOT_GENERATED
 from rlcore_rollout.episode_collector import EpisodeCollector
 from rlcore_rollout.episode_group import reward_components
+from rlcore_rollout.sampler import StepSampler
 from rlcore_rollout.schedule import Schedule
 from rlcore_rollout.step_plans import StepPlans
 from rlcore_serve.agents.groups import AgentEpisode, AgentGroup, AgentGroups
@@ -24,12 +24,12 @@ from rlcore_serve.sessions.interface import Segment, SessionContext, SessionServ
 from rlcore_serve.sessions.sampler import SessionSampler
 
 MODEL_NAME = "policy"
-"""What agents call the model."""
+"""The model's name for agents."""
 _SAMPLING = (spi.capabilities.TOP_K, spi.capabilities.TOP_P, spi.capabilities.STOP_STRINGS)
 
 
 @frozen(kw_only=True, eq=False)
-class AgentCollector(StepCollector[AgentGroup]):
+class AgentSampler(StepSampler[AgentGroup]):
     """Episodes that agents run. Seeds follow from those of the steps, the episode, and the order of its requests."""
 
     server: Callable[[SessionContext], SessionServer]
@@ -38,7 +38,7 @@ class AgentCollector(StepCollector[AgentGroup]):
     history: Literal["refuse", "segment"]
 
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> AgentGroups:
-        """See StepCollector."""
+        """See StepSampler."""
         sampler = SessionSampler(self.tokenizer.decode, sampling_mask=self.sampling_mask)
         context = SessionContext(
             model_name=MODEL_NAME,
@@ -66,7 +66,7 @@ class AgentCollector(StepCollector[AgentGroup]):
         )
 
     def packed(self, groups: Sequence[AgentGroup]) -> CollectedRollouts:
-        """See StepCollector: the sequences of all episodes; one without an answer has a single token, outside the loss."""
+        """See StepSampler: the sequences of all episodes; one without an answer has a single token, outside the loss."""
         episodes = [episode for group in groups for episode in group.episodes]
         silent = _silent((self.sampling.stop_token_ids or (0,))[0])
         found = [(number, segment) for number, episode in enumerate(episodes) for segment in episode.segments or (silent,)]
@@ -106,13 +106,13 @@ class AgentCollector(StepCollector[AgentGroup]):
         )
 
 
-class AgentsCollector(EpisodeCollector):
+class AgentCollector(EpisodeCollector):
     """Collects the samples of a run whose environment declares `agent`."""
 
-    def build(self, split: Split, on_tokens: OnTokens | None, **parts: Any) -> AgentCollector:  # noqa: ARG002 - of segments
+    def build(self, split: Split, on_tokens: OnTokens | None, **parts: Any) -> AgentSampler:  # noqa: ARG002 - of segments
         """See EpisodeCollector."""
         rollout = self.plan.recipe.rollout
-        return AgentCollector(
+        return AgentSampler(
             server=session_server,
             max_sequence_length=rollout.max_sequence_length,
             history="segment" if rollout.history == "segment" else "refuse",

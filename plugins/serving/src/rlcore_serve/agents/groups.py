@@ -25,7 +25,7 @@ class AgentEpisode:
     result: EpisodeResult | None = None
     """None while it runs, and where its environment failed."""
     segments: list[Segment] = field(factory=list)
-    """What was sampled in it, once it has ended."""
+    """Its sampled segments, once it has ended."""
     ended: bool = False
 
 

@@ -13,7 +13,7 @@ from rlcore_workers.descendants import MARK, NOT_STARTED, end_marked, marked, su
 from rlcore_workers.process import ending
 
 MAX_BYTES = 64 * 2**10
-"""What is kept of the end of an agent's output."""
+"""The size of an agent's output that is kept, from its end."""
 SHOWN = 400
 KILL_S = 5.0
 """Most seconds to wait until a program's processes have ended and its output is read."""

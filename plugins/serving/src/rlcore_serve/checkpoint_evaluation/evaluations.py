@@ -238,7 +238,7 @@ def evaluated_run(
 
 
 def _arguments_of_run(recipe: Recipe) -> Iterator[str]:
-    """What the recipe says of how the model is served."""
+    """Yield the recipe's arguments of `rlcore serve`."""
     if recipe.generator.name != "auto":
         yield from ("--generator", recipe.generator.name)
     if recipe.run.device != "auto":

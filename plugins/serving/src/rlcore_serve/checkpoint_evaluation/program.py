@@ -25,7 +25,7 @@ SERVED_NAME = "policy"
 ASK_S = 0.2
 """Seconds between two looks at whether the server answers."""
 STOPS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""What ends a whole job."""
+"""The signals that end a whole job."""
 SHELLS_SIGNAL = 128
 """A shell whose program a signal ended has an exit code of so much more than the signal's number."""
 END_S = 10.0
@@ -34,7 +34,7 @@ END_S = 10.0
 
 @frozen(kw_only=True)
 class Evaluation:
-    """What is to be done. Picklable."""
+    """The evaluation of one checkpoint, picklable."""
 
     directory: Path
     """The evaluation's own: `model`, `output`, and what was printed."""
@@ -54,7 +54,7 @@ class Evaluation:
 
 @frozen(kw_only=True)
 class Outcome:
-    """What came of it."""
+    """The outcome of an evaluation."""
 
     figures: Mapping[str, Any] = field(factory=dict, validator=numbers)
     """Numbers, which may be NaN."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlcore.schema.file_limits import read_file
 
-PREFIX = "eval/"
+PREFIX = "checkpoint_eval/"
 SHOWN = 8
 """Names that a message lists at most."""
 
@@ -17,8 +17,8 @@ class NoFiguresError(Exception):
 
 
 def read_figures(printed: Path, output: Path, file: str | None, key: str | None) -> dict[str, float]:
-    """Return the figures, by names that begin with "eval/". `file` is a pattern below `output`; where it is None, they are in
-    the last line of the file `printed` that is a JSON object. NoFiguresError where there are none."""
+    """Return the figures, by names that begin with "checkpoint_eval/". `file` is a pattern below `output`; where it is None,
+    they are in the last line of the file `printed` that is a JSON object. NoFiguresError where there are none."""
     found, where = _last_object(printed) if file is None else _newest_file(output, file)
     for part in () if key is None else key.split("."):
         if isinstance(found, list):

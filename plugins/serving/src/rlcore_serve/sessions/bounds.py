@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlcore.lone_surrogates import lone_surrogate
-from rlcore.schema.json_objects import unique_keys
+from rlcore.schema.file_limits import unique_keys
+from rlcore.schema.printable import lone_surrogate
 from rlcore_serve.sessions.errors import RequestError, bad_request
 
 MAX_BODY_BYTES = 64 * 2**20

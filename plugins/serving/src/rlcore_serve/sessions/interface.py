@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from attrs import frozen
 
-from rlcore.registry.functions import call_function
+from rlcore.registry.run_parts import call_function
 from rlcore.spi import ChatTokenizer, FinishReason, ParseToolCalls, SamplingMask, SamplingParams, SessionEndpoint
 from rlcore.spi.arrays import BoolArray, Float32Array, Int32Array
 
@@ -45,7 +45,7 @@ class Sample:
     """int32 [T]: version of the weights that sampled each token."""
     finish_reason: FinishReason
     sampling_mask: SamplingMask | None = None
-    """What each of the T tokens was chosen among, where the generator was asked."""
+    """The tokens that each of the T tokens was chosen among, where the generator was asked."""
 
 
 class Sampler(Protocol):
@@ -99,7 +99,7 @@ class Segment:
     text: str
     """The text of all answers, one after another."""
     sampling_mask: SamplingMask
-    """What each token was chosen among, where the generator was asked; empty rows elsewhere."""
+    """The tokens that each token was chosen among, where the generator was asked; empty rows elsewhere."""
 
 
 class Session(Protocol):
@@ -111,7 +111,7 @@ class Session(Protocol):
 
     @property
     def endpoint(self) -> SessionEndpoint:
-        """What the environment gets."""
+        """Return the endpoint that the environment gets."""
 
     @property
     def num_samples(self) -> int:

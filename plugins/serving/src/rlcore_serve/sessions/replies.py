@@ -14,7 +14,7 @@ from rlcore_serve.sessions.requests import AnswerRequest
 from rlcore_serve.sessions.served_model import Answered, Choice, assistant_message
 
 REPLACEMENT = "\ufffd"
-"""What stands for bytes that are no character."""
+"""The replacement for bytes that are no character."""
 
 
 @frozen(kw_only=True, eq=False)

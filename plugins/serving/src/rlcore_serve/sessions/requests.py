@@ -29,7 +29,7 @@ class AnswerRequest:
 
     model: str
     sampling: SamplingParams
-    """What the client wants, over the default."""
+    """The client's sampling parameters, over the default."""
     chooses_distribution: bool
     """True where the client chose a distribution other than the default."""
     max_tokens: int | None

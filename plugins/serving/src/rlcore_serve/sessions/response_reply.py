@@ -80,7 +80,7 @@ class ResponseReply:
         return {"type": "message", "id": _id("msg"), "status": status, "role": "assistant", "content": [part]}
 
     def _usage(self, choice: Choice) -> dict[str, Any]:
-        """What a generator has cached is not known, and thoughts are not told from the rest: the details are 0."""
+        """Return the token counts. Cached tokens are not known, and thoughts are not told from the rest: the details are 0."""
         read, said = len(self.answered.prompt), len(choice.sample.tokens)
         return {
             "input_tokens": read,
@@ -91,7 +91,7 @@ class ResponseReply:
         }
 
     def _asked(self) -> dict[str, Any]:
-        """What OpenAI's API says again of the request."""
+        """Return the request's fields that OpenAI's API repeats."""
         return {
             "instructions": self.body.get("instructions"),
             "max_output_tokens": self.body.get("max_output_tokens"),

@@ -57,7 +57,7 @@ class Gate:
 
 
 class Routes:
-    """What answers requests, on one event loop."""
+    """Answers requests, on one event loop."""
 
     def __init__(self, model: ServedModel, sessions: Sessions, gate: Gate) -> None:
         self._model = model

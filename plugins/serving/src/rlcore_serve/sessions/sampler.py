@@ -28,7 +28,7 @@ class SessionSampler:
         self._decode = decode
         self._lock = threading.Lock()
         self._waiting: dict[asyncio.Future[Completion | None], int] = {}
-        """What is waited for, each with the session that it is of."""
+        """The awaited completions, each with its session."""
         self._is_closed = False
 
     async def sample(self, request: SampleRequest) -> Sample | None:
@@ -44,7 +44,7 @@ class SessionSampler:
                 return self._joined(said)
 
     async def _ask(self, request: SampleRequest, said: Sequence[Completion]) -> Completion | None:
-        """What follows on what a sample has said so far, in parts; None where it is refused."""
+        """Ask for the continuation of a sample, which has some parts; None where it is refused."""
         future: asyncio.Future[Completion | None] = asyncio.get_running_loop().create_future()
         with self._lock:
             if self._is_closed:

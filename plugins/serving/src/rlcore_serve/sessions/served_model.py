@@ -36,7 +36,7 @@ class Choice:
 
 @frozen(kw_only=True, eq=False)
 class Answered:
-    """What came of a request."""
+    """The result of a request."""
 
     prompt: Int32Array
     """int32 [length]"""
@@ -45,7 +45,7 @@ class Answered:
 
 @frozen(kw_only=True, eq=False)
 class _Prompt:
-    """What the model reads next, and the answer behind which it does."""
+    """The model's next input, and the answer that it follows."""
 
     parent: Answer | None
     read: Int32Array
@@ -79,11 +79,11 @@ class ServedModel:
     sampling: SamplingParams
     """The default of requests; its stop tokens are those of all."""
     capabilities: frozenset[str] = frozenset()
-    """What the generator can do."""
+    """The generator's capabilities."""
     vocab_size: int | None = None
     """Tokens that the model has; None where that is not known."""
     history: History = "refuse"
-    """What becomes of a chat whose template rewrites what there was: a refusal, or a new segment of tokens rendered anew."""
+    """Handling of a chat whose template rewrites earlier messages: a refusal, or a new segment of tokens rendered anew."""
     parse: ParseToolCalls | None = None
     """Reads the calls of tools; None where their form is not known, and tools are refused."""
 

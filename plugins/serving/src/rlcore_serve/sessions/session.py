@@ -23,7 +23,7 @@ class Session:
     """One client's requests, such as those of one episode."""
 
     token: str
-    """What the client shows: 128 random bits."""
+    """The client's token: 128 random bits."""
     record: Record | None = field(factory=Record)
     """None where nothing is recorded."""
     seed: tuple[int, ...] | None = None

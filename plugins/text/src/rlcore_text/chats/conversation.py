@@ -24,7 +24,7 @@ class RewritingTemplateError(DataError):
 
 
 class ChatRenderer(Protocol):
-    """What a conversation asks of a tokenizer."""
+    """The tokenizer's methods that a conversation calls."""
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Return the messages through the chat template, up to where the assistant's answer begins. DataError where the
@@ -33,7 +33,7 @@ class ChatRenderer(Protocol):
 
 @frozen(kw_only=True, eq=False)
 class Conversation:
-    """What an episode has said and read, as messages.
+    """The messages of an episode.
 
     What a template puts behind a turn is read off a part of the conversation, so that N turns cost N times as much as one and
     not N² times: its instructions, its last query, and what is new. All messages since that query belong to it where a new one
@@ -49,7 +49,7 @@ class Conversation:
     opened: str
     """The prompt through the chat template, up to where the first turn begins."""
     shown: str
-    """All that was read and said, up to where the present turn begins."""
+    """The rendered conversation, up to where the present turn begins."""
     turn: str = ""
     """The present turn: what the policy said, without special tokens, and what an environment put behind it as it is."""
     num_answered: int = 0
@@ -173,7 +173,7 @@ def _require_alike(found: str, expected: str, what: str) -> None:
 
 
 def _difference(found: str, expected: str) -> str:
-    """Where two texts part, with a little of each."""
+    """Show where two texts part, with a little of each."""
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(found, expected, strict=False)))
     start = max(same - 20, 0)
     return f"found {found[start : same + 40]!r}; expected {expected[start : same + 40]!r}"

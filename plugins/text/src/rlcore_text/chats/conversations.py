@@ -40,7 +40,7 @@ class Conversations:
         return episode in self._conversations
 
     def state(self, episode: int) -> tuple[Conversation | None, int | None]:
-        """What `restore` needs; of an episode that its environment could not begin too."""
+        """Return the state that `restore` needs; of an episode that its environment could not begin too."""
         return self._conversations.get(episode), self._ends.get(episode)
 
     def restore(self, episode: int, state: tuple[Conversation | None, int | None]) -> None:
@@ -91,7 +91,7 @@ class Conversations:
         return read
 
     def _text(self, episode: int, observation: Observation) -> str:
-        """What is to be encoded for an observation; empty for tokens."""
+        """Return the text to encode for an observation; empty for tokens."""
         conversation = self._conversations[episode]
         if observation.messages is None:
             if conversation is not None:

@@ -9,9 +9,8 @@ from urllib.parse import unquote, urlsplit
 
 from attrs import frozen
 
-from rlcore.lone_surrogates import lone_surrogate
-from rlcore.schema.file_limits import read_file
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded, read_file
+from rlcore.schema.printable import lone_surrogate
 from rlcore.spi import DataError
 from rlcore_model_files.images import decode_image
 

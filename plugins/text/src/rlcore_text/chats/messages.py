@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from rlcore.lone_surrogates import lone_surrogate
-from rlcore.schema.json_objects import unique_keys
+from rlcore.schema.file_limits import unique_keys
+from rlcore.schema.printable import lone_surrogate
 from rlcore.spi import DataError, Message, Tool
 from rlcore_text.chats.images import content_fault, image_source
 from rlcore_text.chats.public_fields import SLIP, instead_of, names_of, synonyms

@@ -60,7 +60,7 @@ class ToolParser:
 
 
 def form_of(chat_template: str | None) -> str | None:
-    """Which of the core's own forms a chat template asks the policy to write calls in; None where it is neither."""
+    """Return which of the core's own forms a chat template asks the policy to write calls in; None where it is neither."""
     template = chat_template or ""
     if "<tool_call>" in template and not any(other in template for other in ("<function=", "<arg_key>")):
         return "hermes"

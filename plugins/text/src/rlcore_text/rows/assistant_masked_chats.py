@@ -27,7 +27,7 @@ LIMITS = "rollout.max_prompt_tokens + rollout.max_response_tokens"
 
 
 def are_chats(rows: Sequence[spi.Row], config: DatasetConfig) -> bool:
-    """Whether rows to learn from are whole chats, by the first of them."""
+    """Return whether rows to learn from are whole chats, by the first of them."""
     return rows[0].get(COMPLETION) is None and config.messages_field in rows[0]
 
 
@@ -74,16 +74,16 @@ class _Segment:
     """A part of a chat in which the template only ever adds."""
 
     opening: str
-    """What the policy reads before its first turn there."""
+    """The policy's input before its first turn there."""
     said: list[str] = field(factory=list)
     learned: list[bool] = field(factory=list)
     """For each of its turns: True where it is learned."""
     between: list[str] = field(factory=list)
-    """What it reads between one turn and the next, one fewer than turns."""
+    """The policy's input between one turn and the next, one fewer than turns."""
     shown: str
     """All of it."""
     images: tuple[bytes, ...] = ()
-    """What it shows, in order."""
+    """Its images, in order."""
 
 
 def _segments(row: spi.Row, tokenizer: Tokenizer, config: DatasetConfig, history: str) -> list[_Segment]:

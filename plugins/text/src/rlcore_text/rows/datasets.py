@@ -10,8 +10,8 @@ from typing import Any
 
 from rlcore.config.data import DatasetConfig, Split
 from rlcore.registry.plugin_errors import attributed, in_time
-from rlcore.run.data.mixed_rows import TIMES
-from rlcore.schema.homes import expanded
+from rlcore.run.data.mixes import TIMES
+from rlcore.schema.file_limits import expanded
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi import AgentEnvironment, ContractError, DataError, DataSourceRequest, Environment, LazyRows, Row
 from rlcore.spi.data_source import installed_data_sources, read_rows

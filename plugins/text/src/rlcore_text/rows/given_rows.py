@@ -7,7 +7,7 @@ import numpy as np
 
 from rlcore.config.data import DatasetConfig
 from rlcore.registry.plugin_errors import described, in_time
-from rlcore.run.data.mixed_rows import CHUNK_ROWS, TIMES
+from rlcore.run.data.mixes import CHUNK_ROWS, TIMES
 from rlcore.spi import DataError, LazyRows, Row
 from rlcore_text.chats.public_fields import names_of
 from rlcore_text.rows.arrow_nulls import cleaner

@@ -69,7 +69,7 @@ class _Pair:
     prompt: str
     chosen: str
     rejected: str
-    """What stands behind the prompt."""
+    """The rejected answer, which follows the prompt."""
     is_chat: bool
     """True where a chat template wrote it."""
 

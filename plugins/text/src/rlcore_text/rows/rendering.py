@@ -9,7 +9,7 @@ from attrs import frozen
 from rlcore import spi
 from rlcore.config.data import DatasetConfig
 from rlcore.run.data.examples import Examples
-from rlcore.run.data.mixed_rows import chunks_of
+from rlcore.run.data.mixes import chunks_of
 from rlcore.run.data.text import row_name
 from rlcore.spi import Tokenizer
 from rlcore.spi.arrays import Int32Array, Int64Array, offsets_of
@@ -91,7 +91,7 @@ class Limits:
         """`key` is the data set's section of the recipe."""
         self.key, self.config, self.rows = key, config, rows
         self.section = key.partition(".mix.")[0]
-        """Where the limits of all sets of a mix stand."""
+        """The section that has the limits of all sets of a mix."""
         own = config.max_prompt_tokens is not None
         self.of_prompts = f"{self.section}.max_prompt_tokens" if own else "rollout.max_prompt_tokens"
         """The option that bounds prompts."""
@@ -99,7 +99,7 @@ class Limits:
         self.first = ""
 
     def admits(self, row: int, part: str, num_tokens: int, option: str, limit: int) -> bool:
-        """Whether a part of a row is within the limit that `option` sets. DataError where it has no tokens."""
+        """Return whether a part of a row is within the limit that `option` sets. DataError where it has no tokens."""
         if num_tokens == 0:
             raise spi.DataError(f"{self.key}: the {part} of {row_name(self.rows, row)} has no tokens; expected at least one")
         if num_tokens <= limit:
@@ -193,7 +193,7 @@ class KeptRows:
             self._prompt_lengths += [len(prompt)] * len(answers)
 
     def joined(self) -> TokenPiece:
-        """All that was kept."""
+        """Return all kept rows as one piece."""
         return TokenPiece.join(self._pieces)
 
     @property
@@ -202,7 +202,7 @@ class KeptRows:
         return tuple(self._images) if any(self._images) else None
 
     def examples(self, *, answers: int) -> Examples:
-        """What was kept by `keep_answers`, so many of each row."""
+        """Return the rows that `keep_answers` kept, so many answers of each."""
         joined = self.joined()
         return Examples.behind_prompts(
             joined.ragged(),

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import field, frozen
 
 from rlcore.config.data import DatasetConfig
-from rlcore.lone_surrogates import lone_surrogate
+from rlcore.schema.printable import lone_surrogate
 from rlcore.schema.suggestions import nearest
 from rlcore.spi import DataError, Message, Row
 from rlcore_text.chats.conversation import behind_prompt

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import DataError
 from rlcore_text.chats.images import image_source
 from rlcore_text.chats.messages import ASSISTANT, has_value, read_image_part, role_of

@@ -83,9 +83,9 @@ class ChatTemplate:
     backend: Any
     """The tokenizer."""
     variables: Mapping[str, Any]
-    """What the template reads besides messages and tools."""
+    """The variables that the template reads besides messages and tools."""
     placeholders: Callable[[], Placeholders | None]
-    """What puts placeholders for images into prompts; None for a model of text alone."""
+    """The function that puts placeholders for images into prompts; None for a model of text alone."""
     _shown: set[tuple[str, str, bool]] = field(factory=set, init=False)
     """Templates with a part of messages that they show, and whether in the first one."""
     _thoughts: dict[str, list[str]] = field(factory=dict, init=False)

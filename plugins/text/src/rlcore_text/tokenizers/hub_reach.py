@@ -8,7 +8,7 @@ from typing import Any
 
 from rlcore.config.model import ModelConfig
 from rlcore.model_files import CONFIG_FILE
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi import Problem
 from rlcore_model_files.directory import is_hub_name
@@ -21,13 +21,14 @@ READ_S = 0.5
 
 
 def is_here(model: ModelConfig) -> bool:
-    """Whether the tokenizer is to be read from this machine: from the model's directory, or what was fetched
-    from the Hub before. True too where there is neither and the path can be no name on the Hub."""
+    """Return whether the tokenizer is to be read from this machine: from the model's directory, or what was fetched from the
+    Hub before. True too where there is neither and the path can be no name on the Hub."""
     return _is_no_name(model) or _is_fetched(model, "tokenizer_config.json")
 
 
 def hub_problem(model: ModelConfig) -> Problem | None:
-    """What is wrong where a model would have to be fetched and the Hub cannot be reached; it is asked once, for all files."""
+    """Return a problem where a model would have to be fetched and the Hub cannot be reached; it is asked once, for all
+    files."""
     if _is_no_name(model) or _is_known(model):
         return None
     reason = why_unreachable()
@@ -43,7 +44,7 @@ def hub_problem(model: ModelConfig) -> Problem | None:
 
 
 def is_shown(model: ModelConfig) -> bool:
-    """Whether the Hub has shown a model: some of it was fetched, and the rest may be asked for."""
+    """Return whether the Hub has shown a model: some of it was fetched, and the rest may be asked for."""
     from huggingface_hub import constants
 
     return not constants.HF_HUB_OFFLINE and _is_known(model)
@@ -54,7 +55,7 @@ def _is_known(model: ModelConfig) -> bool:
 
 
 def absent_remedy(path: str) -> str:
-    """What to do about a model that is neither here nor came from the Hub."""
+    """Return the remedy for a model that is neither here nor on the Hub."""
     from huggingface_hub import constants
 
     if near := _near(path):

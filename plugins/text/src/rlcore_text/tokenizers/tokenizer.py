@@ -9,9 +9,9 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from rlcore.config.model import RESERVED_TEMPLATE_ARGUMENTS, ModelConfig
-from rlcore.lone_surrogates import lone_surrogate
 from rlcore.model_files import CONFIG_FILE, config_number, image_token_id, read_object, reads_images
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
+from rlcore.schema.printable import lone_surrogate
 from rlcore.spi import ConfigError, DataError, ModelError, Problem
 from rlcore.spi.arrays import Int32Array
 from rlcore.thoughts import is_mark
@@ -57,7 +57,7 @@ class PretrainedTokenizer:
         return ChatTemplate(backend=self.backend, variables=variables, placeholders=cache(self._placeholders))
 
     def _placeholders(self) -> Placeholders | None:
-        """What puts placeholders for images into prompts, where the model reads images."""
+        """Return the function that puts placeholders for images into prompts, where the model reads images."""
         config = model_file(self.model, CONFIG_FILE)
         content = {} if config is None else read_object(config)
         if isinstance(content, Problem) or not reads_images(content):

@@ -10,7 +10,7 @@ from attrs import evolve
 from rlcore.gpu import compute_capabilities, device_memories
 from rlcore.installed import is_installed
 from rlcore.model_files import read_object
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import CheckContext, DtypeName, LoraSpec, Note, Problem, find_channel
 from rlcore_torchkit.architectures.decoders import described_family, is_image_model
 from rlcore_torchkit.architectures.dims import ModelDims
@@ -306,10 +306,10 @@ def adapter_problems(
 ) -> Iterator[Problem]:
     """Adapters that vLLM has no room or no kernels for."""
     if device == "cuda" and dtype == "float32":
-        found = '"float32", with adapters apart, which vLLM computes in 16 bits alone on CUDA'
+        found = '"float32", with unmerged adapters, which vLLM computes in 16 bits alone on CUDA'
         yield Problem(path="model.dtype", found=found, expected='"bfloat16"', remedy='Or set refit.adapters = "merged"')
     if device == "cpu" and dims is not None and dims.num_experts:
-        found = "adapters apart from a model with experts, which vLLM on a CPU cannot compute beside them"
+        found = "unmerged adapters of a model with experts, which vLLM on a CPU cannot compute"
         yield Problem(path="refit.adapters", found=found, expected='"merged"', remedy="Or choose another generator")
     if spec.rank > LORA_RANKS[-1]:
         remedy = 'Or set refit.adapters = "merged"'

@@ -7,7 +7,7 @@ from typing import Any
 from attrs import fields
 
 from rlcore.model_files import read_object
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi import CheckContext, Problem
 from rlcore_model_files.directory import TOKENIZER_FILE, file_problems, is_hub_name, stored_shapes, vocabulary

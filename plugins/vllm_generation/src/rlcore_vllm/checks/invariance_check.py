@@ -37,5 +37,5 @@ def batch_invariance_problems(context: CheckContext, config: VllmConfig) -> Iter
             )
     if context.generator_lora is not None:
         expected = '"merged", with batch_invariant'
-        yield Problem(path="refit.adapters", found="adapters apart from the weights", expected=expected, remedy=remedy)
+        yield Problem(path="refit.adapters", found="unmerged adapters", expected=expected, remedy=remedy)
     yield from invariance_problems(OPTION, context)

@@ -67,7 +67,7 @@ class ProcessReplica(Replica):
         self._lock = threading.Lock()
         self._calls: dict[int, _Call] = {}
         """Calls of `generate` under way."""
-        self._collector: threading.Thread | None = None
+        self._receiver: threading.Thread | None = None
         """Delivers their samples; None where there are none."""
         self._in_order = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
@@ -105,11 +105,11 @@ class ProcessReplica(Replica):
         number, child = next(self._numbers), self._child
         with self._lock:
             self._calls[number] = call
-            if self._collector is None:
-                self._collector = threading.Thread(
+            if self._receiver is None:
+                self._receiver = threading.Thread(
                     target=self._collect, args=(child,), name=f"{self.name}-generate", daemon=True
                 )
-                self._collector.start()
+                self._receiver.start()
         # In order, so that a refit that begins after this call does not overtake it.
         submitted = self._submit("submit", number, samples)
         submitted.add_done_callback(lambda done: self._end_call(number, done.exception()) if done.exception() else None)
@@ -133,7 +133,7 @@ class ProcessReplica(Replica):
             self._deliver_all(child)
         except BaseException as error:  # which would be lost in this thread
             with self._lock:
-                self._collector = None
+                self._receiver = None
                 numbers = list(self._calls)
             for number in numbers:
                 self._end_call(number, error)
@@ -144,7 +144,7 @@ class ProcessReplica(Replica):
             with self._lock:
                 calls = dict(self._calls)
                 if not calls:
-                    self._collector = None
+                    self._receiver = None
                     return
             if child is not None and time.monotonic() - min(call.began for call in calls.values()) > limit_s:
                 child.expire("generate", limit_s, "generate_timeout_s")
@@ -211,7 +211,7 @@ class ProcessReplica(Replica):
         child, self._child = self._child, None
         if child is not None:
             child.end()
-        collector = self._collector
+        collector = self._receiver
         if collector is not None:
             # Else it might take calls of the next process for those of this one, and end them.
             collector.join()

@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 
 from rlcore.gpu import device_memories
 from rlcore.model_files import CONFIG_FILE, read_object, reads_images
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import CheckContext, GeneratorContext, LoraSpec, ModelError, ModelSpec, find_channel
 from rlcore_torchkit.adapters.lora_targets import targeted
 from rlcore_torchkit.huggingface.models import load_model, model_errors

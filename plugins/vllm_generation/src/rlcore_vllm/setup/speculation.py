@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rlcore.schema.homes import expanded
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import capabilities
 from rlcore_vllm.setup.config import VllmConfig
 

@@ -1,0 +1,98 @@
+"""Scorers: they add columns to samples, of the reference, and of the trainer in place of tokens that are too old."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+from attrs import evolve, frozen
+
+from rlcore import spi
+from rlcore.run.protocols import CollectedRollouts, LoopPosition
+from rlcore.run.report.timing import PhaseClock
+from rlcore.spi import GENERATION_LOGPROBS, RolloutBatch
+from rlcore.spi.arrays import Float32Array, Int32Array, Int64Array
+from rlcore.spi.execution import Backends, TrainerGroup
+
+OnTokens: TypeAlias = Callable[[Int32Array, tuple[bytes, ...]], None]
+"""Hears of the tokens of a sequence, and of the images that it reads, from any thread."""
+
+
+@frozen(kw_only=True, eq=False)
+class Reference:
+    """The trainer's ranks, which hold it beside the policy, or a pool that holds nothing else. It is one model at every version
+    of the policy's weights."""
+
+    group: TrainerGroup
+    is_apart: bool
+    """True where it has devices of its own: its version is then 0 for ever."""
+
+    @classmethod
+    def of(cls, backends: Backends) -> "Reference":
+        """The reference of a run's backends."""
+        return cls(group=backends.reference or backends.trainer, is_apart=backends.reference is not None)
+
+    @property
+    def on_tokens(self) -> OnTokens | None:
+        """Return a function to call with each sequence once it is sampled; None where nothing is computed ahead."""
+        return None
+
+    def is_beside(self, trainer: TrainerGroup) -> bool:
+        """Return whether the trainer's ranks hold it, and are asked when an update needs it."""
+        return self.group is trainer
+
+    def logprobs(self, batch: spi.TokenBatch, sequences: Int64Array, weight_version: int) -> Float32Array:
+        """float32 [T]: of every token of some of the batch's sequences, int64 [M], and 0.0 in the others. `weight_version` is
+        the policy's."""
+        return self.group.logprobs(batch, sequences, "reference", 0 if self.is_apart else weight_version)
+
+    def of_batch(self, batch: spi.TokenBatch, weight_version: int) -> Float32Array:
+        """float32 [T]: of every token of a batch."""
+        return self.logprobs(batch, np.arange(batch.num_sequences), weight_version)
+
+    def with_column(self, batch: spi.TokenBatch, weight_version: int) -> spi.TokenBatch:
+        """The batch with the column of these."""
+        return batch.with_token_column(spi.REFERENCE_LOGPROBS, self.of_batch(batch, weight_version))
+
+
+@frozen(kw_only=True, eq=False)
+class ReferenceScorer:
+    """Adds the reference's log-probabilities for an algorithm that computes rewards from them."""
+
+    reference: Reference
+    clock: PhaseClock
+
+    def score(self, samples: spi.RolloutBatch, position: LoopPosition) -> spi.RolloutBatch:
+        """See Scorer."""
+        with self.clock.phase("logprobs"):
+            return evolve(samples, batch=self.reference.with_column(samples.batch, position.weight_version))
+
+
+@frozen(kw_only=True, eq=False)
+class Rescorer:
+    """Scores tokens that are older than their samples allow."""
+
+    trainer: TrainerGroup
+    clock: PhaseClock
+
+    def score(self, samples: RolloutBatch, position: LoopPosition) -> RolloutBatch:  # noqa: ARG002 - samples know their weights
+        """See Scorer."""
+        if not isinstance(samples, CollectedRollouts) or not samples.oldest_version:
+            return samples
+        with self.clock.phase("logprobs"):
+            return rescored(samples, self.trainer)
+
+
+def rescored(samples: CollectedRollouts, trainer: TrainerGroup) -> CollectedRollouts:
+    """The samples, with the trainer's log-probabilities in place of the generator's at loss tokens of weights older than
+    `oldest_version`. To the loss they are what the present policy might have said, whose ratio is 1. They keep the versions of
+    the weights that said them: the trainer is not to be compared with itself where it is compared with the generator. Metric
+    `async/tokens_rescored`: how many they are."""
+    batch = samples.batch
+    is_old = samples.older_than(samples.oldest_version)
+    metrics = {**samples.schedule_metrics, "async/tokens_rescored": float(is_old.sum())}
+    if is_old.any():
+        sequences = np.flatnonzero(np.add.reduceat(is_old.astype(np.int64), batch.offsets[:-1]))
+        present = trainer.logprobs(batch, sequences, "policy", samples.weight_version)
+        generated = batch.token_columns[GENERATION_LOGPROBS]
+        batch = batch.with_token_column(GENERATION_LOGPROBS, np.where(is_old, present, generated))
+    return evolve(samples, batch=batch, schedule_metrics=metrics)

@@ -1,0 +1,59 @@
+"""Check a recipe's `[environment.reward_model]` by files alone."""
+
+from collections.abc import Iterator, Sequence
+
+from rlcore.model_files import CONFIG_FILE, read_object
+from rlcore.schema.file_limits import expanded
+from rlcore.schema.suggestions import similar_path
+from rlcore.spi import CheckContext, Note, Problem
+from rlcore_model_files.directory import model_problems
+from rlcore_reward_model.config import RewardModelConfig
+from rlcore_reward_model.plan import known_model
+
+SECTION = "environment.reward_model"
+
+
+def check(context: CheckContext, config: RewardModelConfig) -> Sequence[Problem | Note]:
+    """Return files that are missing, a model that is no such classifier, and keys that exclude each other; a note where it
+    takes memory of a device that others plan with, and nothing tells how much."""
+    problems = [*_model_problems(config), *_option_problems(context, config)]
+    return problems or list(_memory_notes(context, config))
+
+
+def _memory_notes(context: CheckContext, config: RewardModelConfig) -> Iterator[Note]:
+    if config.device == "cuda" and known_model(config) is None:
+        keys = " and ".join(sorted(context.planned_options))
+        remedy = f"Set {keys} of the generator to less" if keys else "Leave it room there"
+        directory = expanded(config.path)
+        similar = "" if directory.exists() else similar_path(directory)
+        text = (
+            f"is on the first device, and how much it takes is not known, since no directory {config.path} with a config.json "
+            "of its sizes is here: trainer and generator do not count it in what they plan to take of that device. "
+            f"{f'{similar} ' if similar else ''}{remedy}, name a directory, or compute on the CPU"
+        )
+        yield Note(path=f"{SECTION}.device", text=text)
+
+
+def _model_problems(config: RewardModelConfig) -> Iterator[Problem]:
+    problems = model_problems(config.path)
+    yield from problems
+    file = expanded(config.path) / CONFIG_FILE
+    content = read_object(file)
+    if problems or isinstance(content, Problem):
+        return  # or it is on the Hub, and looked at when it is loaded
+    classes = content.get("architectures") or ["none"]
+    num_labels = len(content.get("id2label") or "01")  # transformers takes two where the file names none
+    if not str(classes[0]).endswith("ForSequenceClassification"):
+        expected = "a sequence classifier with one label"
+        remedy = 'Name the directory that a run with the algorithm "bradley_terry" and checkpoint.export = "hf" has written.'
+        yield Problem(path=str(file), found=f"architecture {classes[0]}", expected=expected, remedy=remedy)
+    elif num_labels != 1:
+        yield Problem(path=str(file), found=f"{num_labels} labels", expected="one label, whose value is the reward")
+
+
+def _option_problems(context: CheckContext, config: RewardModelConfig) -> Iterator[Problem]:
+    if config.system_prompt is not None and config.prompt_format == "text":
+        expected, remedy = 'none where prompt_format = "text"', 'Put it into the prompts, or set prompt_format = "chat".'
+        yield Problem(path=f"{SECTION}.system_prompt", found="a text", expected=expected, remedy=remedy)
+    if config.device == "cuda" and context.device == "cpu":
+        yield Problem(path=f"{SECTION}.device", found='"cuda", in a run on cpu', expected='"cpu"')

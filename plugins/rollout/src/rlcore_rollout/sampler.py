@@ -1,0 +1,320 @@
+"""Rewarded samples of steps: a schedule's groups, run to their end and packed into one batch."""
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, compress
+from operator import attrgetter
+from typing import Any, Generic, Protocol, TypeAlias
+
+import numpy as np
+from attrs import evolve, frozen
+
+from rlcore import spi
+from rlcore.run.data.mixes import DATA_SET
+from rlcore.run.data.text import History
+from rlcore.run.protocols import CollectedRollouts
+from rlcore.run.report.progress import Progress
+from rlcore.run.report.timing import PhaseClock
+from rlcore.run.train_step.scorers import OnTokens
+from rlcore.spi import Tokenizer, ToolParser
+from rlcore.spi.arrays import AnyArray, Int64Array, offsets_of
+from rlcore.spi.execution import GeneratorGroup
+from rlcore_rollout.environment_results import MaskedFailures
+from rlcore_rollout.environment_runner import EpisodeRunner
+from rlcore_rollout.episode import NOT_GENERATED, Episode
+from rlcore_rollout.episode_group import Compared, EpisodeGroup, reward_components
+from rlcore_rollout.episode_run import EpisodeRun
+from rlcore_rollout.gc_tuning import only_young_collections
+from rlcore_rollout.group_work import GroupT, GroupWork
+from rlcore_rollout.prompt_groups import GroupOptions, PromptGroups
+from rlcore_rollout.schedule import Position, Schedule, SchedulePolicy
+from rlcore_rollout.step_plans import Draws, PromptLimit, StepPlan, StepPlans
+from rlcore_rollout.trace_records import StepRecord
+from rlcore_rollout.turns import TurnOptions, Turns
+
+Distribution: TypeAlias = tuple[float, int, float, bool]
+"""The distribution of the generator's log-probabilities: temperature, top_k and top_p, and whether it reports the kept
+tokens."""
+
+
+@frozen(kw_only=True, eq=False)
+class StepSampler(ABC, Generic[GroupT]):
+    """Collects the samples of steps. Every random choice follows from the plans of the steps."""
+
+    generator: GeneratorGroup
+    episodes: EpisodeRunner
+    tokenizer: Tokenizer
+    sampling: spi.SamplingParams
+    samples_per_prompt: int
+    max_response_tokens: int
+    max_failed_fraction: float
+    """The largest share of the samples that may be masked, since their environment failed."""
+    sampling_mask: bool = False
+    """True where the batch is to say what the generator chose each token among."""
+    tool_parser: ToolParser | None = None
+    """The parser of tool calls; None where nothing says how the model writes them."""
+    compares: Compared = "rewards"
+    """The figures in which the samples of a group may differ."""
+    purpose: str = "the step"
+    """The purpose of the samples, in words."""
+    is_mixed: bool = False
+    """True where the prompts are of several data sets, which their rows name."""
+    clock: PhaseClock
+    progress: Progress
+
+    @property
+    def distribution(self) -> Distribution:
+        """The distribution that tokens are sampled from."""
+        return self.sampling.temperature, self.sampling.top_k, self.sampling.top_p, self.sampling_mask
+
+    def schedule(self, policy: SchedulePolicy, position: Position) -> Schedule:
+        """The schedule of a run from a position on."""
+        return Schedule(policy, position)
+
+    @abstractmethod
+    def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> GroupWork[GroupT]:
+        """Return the work of a schedule's groups."""
+
+    @abstractmethod
+    def packed(self, groups: Sequence[GroupT]) -> CollectedRollouts:
+        """The samples of groups that have ended, groups adjacent."""
+
+    def collect(
+        self, rows: Sequence[spi.Row], weight_version: int, seed: Sequence[int], spare: Iterable[spi.Row] = ()
+    ) -> CollectedRollouts:
+        """`samples_per_prompt` samples of each row, adjacent. A row whose prompt is over the limit is replaced by one of
+        `spare`, or else left out, where the recipe says so. `seed` is a key of numpy's SeedSequence."""
+        plan = StepPlan(rows=rows, draws=Draws(seed, len(rows), self.samples_per_prompt), spare=iter(spare))
+        run = self.run_of(Schedule(SchedulePolicy(groups_per_step=len(rows), num_steps=1)), lambda _: plan)
+        try:
+            collected = self.collect_step(run, weight_version)
+        finally:
+            run.close()  # behind a worker that died, too: it is another run that is tried again
+        assert collected is not None, "nothing keeps it from going on"
+        return collected
+
+    def run_of(self, schedule: Schedule, plan_of: Callable[[int], StepPlan], *, overlaps: bool = False) -> EpisodeRun[GroupT]:
+        """The episodes of a schedule; `plan_of` returns what the groups of a step begin with, steps counted from 0. With
+        `overlaps` the generator goes on while others train."""
+        policy, group_size = schedule.policy, self.samples_per_prompt
+        failures = MaskedFailures(
+            num_samples=policy.capacity * group_size, of=self.purpose, max_fraction=self.max_failed_fraction
+        )
+        work = self.work_of(schedule, StepPlans(plan_of, policy.groups_per_step, group_size), failures)
+        return EpisodeRun(schedule=schedule, work=work, runner=self.episodes, overlaps=overlaps)
+
+    def collect_step(
+        self, run: EpisodeRun[GroupT], weight_version: int, may_go_on: Callable[[], bool] = lambda: True
+    ) -> CollectedRollouts | None:
+        """The samples of the next step, groups adjacent; None where `may_go_on` turned False before they were there."""
+        with only_young_collections():
+            with self.clock.phase("generation"):
+                groups = run.collect(self.generator, weight_version, may_go_on)
+                idle_s = run.work.count.idle_s()  # within the phase, of which it is a part
+            self.clock.move("generation", "rewards", idle_s)
+            if not groups:
+                return None
+            self.note(run, groups)
+            collected = self.packed(groups)
+            if not self.is_mixed:
+                return collected
+            rows = [row for group in groups if (row := run.work.row(group)) is not None]
+            return evolve(collected, data_sets=[str(row[DATA_SET]) for row in rows])
+
+    def note(self, run: EpisodeRun[GroupT], groups: Sequence[GroupT]) -> None:
+        """Say what became of samples whose environment failed."""
+        size, failures = self.samples_per_prompt, run.work.failures
+        if not failures.reasons:
+            return
+        numbers = [sample for group in groups for sample in range(group.number * size, (group.number + 1) * size)]
+        reasons = {sample: failures.reasons[sample] for sample in numbers if sample in failures.reasons}
+        if reasons:
+            self.progress.note(str(evolve(failures, reasons=reasons, num_samples=len(numbers), replaced={})))
+
+
+_COLUMNS = (
+    *("length", "tokens", "logprobs", "versions", "valid", "truncated", "timed_out", "routed", "images"),
+    *("rewards", "reward_components", "success", "finish_reason", "text", "num_generated", "metrics"),
+)
+_OF_EPISODE = attrgetter(*_COLUMNS)
+
+
+@frozen(kw_only=True, eq=False)
+class EpisodeSampler(StepSampler[EpisodeGroup]):
+    """Episodes between generator and environment, turn after turn."""
+
+    prompt_limit: PromptLimit
+    max_turns: int
+    max_turn_tokens: int | None = None
+    episode_timeout_s: float | None = None
+    masks_truncated: bool = False
+    """True where episodes that a limit of tokens or turns cut off are masked."""
+    history: History = "refuse"
+    """Handling of chat templates that would rewrite earlier messages."""
+    routed_experts: bool = False
+    """True where the batch is to say which experts the generator sent each token to."""
+    on_tokens: OnTokens | None = None
+    """Called with the tokens of each sample, int32 [length], and its images, as soon as they are all there."""
+
+    def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> PromptGroups:
+        """See StepSampler."""
+        policy, group_size = schedule.policy, self.samples_per_prompt
+        turns = self.make_turns(
+            schedule,
+            options=TurnOptions(
+                sampling=self.sampling,
+                max_turns=self.max_turns,
+                history=self.history,
+                tool_parser=self.tool_parser,
+                timeout_s=self.episode_timeout_s,
+                routed_experts=self.routed_experts,
+                sampling_mask=self.sampling_mask,
+                on_tokens=self.on_tokens,
+            ),
+            runner=self.episodes,
+            tokenizer=self.tokenizer,
+            failures=failures,
+            seed_of=plans.seed,
+            num_samples=policy.groups_per_step * group_size,
+            on_sampled=self.progress.samples,
+        )
+        options = GroupOptions(
+            group_size=group_size,
+            prompt_limit=self.prompt_limit,
+            max_response_tokens=self.max_response_tokens,
+            max_turn_tokens=self.max_turn_tokens,
+            masks_truncated=self.masks_truncated,
+            compares=self.compares,
+            placeholder=(self.sampling.stop_token_ids or (0,))[0],
+        )
+        return self.make_groups(
+            schedule, options=options, plans=plans, runner=self.episodes, turns=turns, tokenizer=self.tokenizer
+        )
+
+    def make_turns(self, schedule: Schedule, **options: Any) -> Turns:  # noqa: ARG002 - a replay has its schedule's
+        """The turns of the episodes of a schedule."""
+        return Turns(**options)
+
+    def make_groups(self, schedule: Schedule, **options: Any) -> PromptGroups:  # noqa: ARG002 - likewise
+        """The groups of a schedule."""
+        return PromptGroups(**options)
+
+    def note(self, run: EpisodeRun[EpisodeGroup], groups: Sequence[EpisodeGroup]) -> None:
+        """See StepSampler; and which prompts were too long."""
+        num_long = sum(group.num_long for group in groups)
+        if num_long:
+            limit = f"{self.prompt_limit.max_tokens} tokens ({self.prompt_limit.option})"
+            left = f"{self.purpose} has {sum(not group.is_left_out for group in groups)} of {len(groups)}"
+            self.progress.note(f"{self.prompt_limit.key}: {num_long} prompts are left out: they have more than {limit}; {left}")
+        super().note(run, groups)
+
+    def packed(self, groups: Sequence[EpisodeGroup]) -> CollectedRollouts:
+        """See StepSampler."""
+        groups = [group for group in groups if not group.is_left_out]
+        episodes = [episode for group in groups for episode in group.episodes]
+        of = _columns(groups)
+        offsets = offsets_of(of["length"])
+        tokens, logprobs, versions = (
+            np.concatenate(list(chain.from_iterable(of[name]))) for name in ("tokens", "logprobs", "versions")
+        )
+        failed = ~np.array(of["valid"], np.bool_)
+        truncated, timed_out = (np.array(of[name], np.bool_) for name in ("truncated", "timed_out"))
+        valid = ~(failed | truncated) if self.masks_truncated else ~failed
+        loss_mask = versions != NOT_GENERATED
+        if not valid.all():
+            loss_mask = loss_mask & np.repeat(valid, np.diff(offsets))
+            logprobs = np.where(loss_mask, logprobs, np.float32(0.0))
+        batch = spi.TokenBatch(
+            tokens=tokens,
+            offsets=offsets,
+            loss_mask=loss_mask,
+            token_columns={
+                spi.GENERATION_LOGPROBS: logprobs,
+                spi.WEIGHT_VERSIONS: versions,
+                **_routed_experts(of["routed"], offsets),
+            },
+            sequence_columns={spi.GROUP_IDS: np.repeat(np.arange(len(groups), dtype=np.int32), self.samples_per_prompt)},
+            sampling_mask=_sampling_mask(episodes, offsets) if self.sampling_mask else None,
+            images=tuple(of["images"]) if any(of["images"]) else None,
+        )
+        rewards = np.array(list(map(sum, of["rewards"])), np.float64)
+        return CollectedRollouts(
+            batch=batch,
+            rewards=np.where(valid, rewards, 0.0).astype(np.float32),
+            valid=valid,
+            reward_components=reward_components(of["reward_components"], valid),
+            finish_reasons=np.array(of["finish_reason"], np.uint8),
+            success=np.array(of["success"], np.bool_) & valid,
+            responses=of["text"],
+            num_generated=np.array(of["num_generated"], np.int64),
+            environment_metrics=_environment_metrics(compress(of["metrics"], of["valid"])),
+            failed=failed,
+            truncated=truncated,
+            timed_out=timed_out,
+            turns=_turns(episodes, offsets) if self.max_turns > 1 else None,
+        )
+
+
+class Replay(Protocol):
+    """A recorded run, which another repeats."""
+
+    def sampler(self, sampler: EpisodeSampler) -> EpisodeSampler:
+        """Return the sampler that repeats the recorded run, with the options of another."""
+
+    def difference(self, record: StepRecord) -> str | None:
+        """Return why a step is no longer that of the recorded run; None where it is."""
+
+
+def _columns(groups: Sequence[EpisodeGroup]) -> dict[str, list[Any]]:
+    """Return the values of some groups' episodes under each of _COLUMNS. Group by group: all episodes are more than the
+    processor's caches hold, and would have to come from memory for each column."""
+    columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+    for group in groups:
+        for column, values in zip(columns.values(), zip(*map(_OF_EPISODE, group.episodes), strict=True), strict=True):
+            column.extend(values)
+    return columns
+
+
+def _routed_experts(routed: Sequence[Sequence[AnyArray]], offsets: Int64Array) -> dict[str, AnyArray]:
+    """The column ROUTED_EXPERTS, where it is wanted: of a token that several turns have read, what the last one reports."""
+    if not any(routed):
+        return {}
+    shape = next(rows.shape[1:] for pieces in routed for rows in pieces)
+    column = np.full((int(offsets[-1]), *shape), -1, np.int16)
+    for pieces, start in zip(routed, offsets.tolist(), strict=False):
+        for rows in pieces:
+            target = column[start : start + len(rows)]
+            np.copyto(target, rows, where=rows >= 0)
+    return {spi.ROUTED_EXPERTS: column}
+
+
+def _sampling_mask(episodes: Sequence[Episode], offsets: Int64Array) -> spi.SamplingMask:
+    """Return the tokens that each token was chosen among; empty rows where it was read."""
+    parts, end = [], 0
+    for episode, first in zip(episodes, offsets.tolist(), strict=False):
+        for start, mask in episode.masks:
+            parts += [spi.SamplingMask.whole(first + start - end), mask]
+            end = first + start + len(mask)
+    return spi.SamplingMask.join([*parts, spi.SamplingMask.whole(int(offsets[-1]) - end)])
+
+
+def _environment_metrics(reported: Iterable[Sequence[tuple[str, float]]]) -> dict[str, float]:
+    """Means over what valid episodes reported: one that failed in a later turn counts in none of its turns."""
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for name, value in chain.from_iterable(reported):
+        values[name].append(value)
+    return {name: float(np.mean(found)) for name, found in values.items()}
+
+
+def _turns(episodes: Sequence[Episode], offsets: Int64Array) -> spi.TurnRewards:
+    """Return the turn of each token, and the reward of each turn."""
+    turn_of = np.full(int(offsets[-1]), -1, np.int32)
+    for episode, first in zip(episodes, offsets.tolist(), strict=False):
+        for number, (start, end) in enumerate(episode.turns):
+            turn_of[first + start : first + end] = number
+    return spi.TurnRewards(
+        rewards=np.array([reward for episode in episodes for reward in episode.rewards], np.float32),
+        offsets=offsets_of([len(episode.turns) for episode in episodes]),
+        turn_of=turn_of,
+    )
