@@ -16,7 +16,6 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from rlcore import __version__
-from rlcore.time_limit import LateError, loading
 
 CORE = "rlcore"
 FILE = "entry_points.txt"
@@ -51,8 +50,7 @@ def _state_of(folder: str) -> tuple[int, ...]:
 @lru_cache(maxsize=8)
 def _read(_path: tuple[tuple[int, ...], ...], _finders: tuple[int, ...]) -> Installed:
     try:
-        with loading("the search for installed packages"):
-            found = metadata.entry_points()
+        found = metadata.entry_points()
     except Exception:  # of whatever kind importlib's parser stumbles with, over the one malformed file of all that it reads
         return _one_by_one()
     groups = filter(_is_own, found.groups)
@@ -115,8 +113,7 @@ def _one_by_one() -> Installed:
             continue  # the first on the path is the one that counts
         seen.add(canonicalize_name(name))
         try:
-            with loading(f"the reading of {FILE} of {name}"):
-                points += (point for point in distribution.entry_points if _is_own(point.group))
+            points += (point for point in distribution.entry_points if _is_own(point.group))
         except Exception as error:
             where = f"{FILE} of {name} {version} in {distribution.locate_file('')}"
             warnings.append(
@@ -128,7 +125,7 @@ def _one_by_one() -> Installed:
 def _malformation(distribution: Distribution, error: Exception) -> str:
     """The first line that is neither a section nor `name = value`, or else what reading it raised."""
     try:
-        lines = [] if isinstance(error, LateError) else (distribution.read_text(FILE) or "").splitlines()
+        lines = (distribution.read_text(FILE) or "").splitlines()
     except (OSError, ValueError):
         lines = []
     for number, line in enumerate(map(str.strip, lines), 1):
@@ -145,9 +142,8 @@ def _name_and_version(distribution: Distribution) -> tuple[str, str]:
 def _described(distribution: Distribution) -> tuple[str, str, str]:
     """Return a distribution's name and version, and what is wrong with its METADATA."""
     try:
-        with loading("the search for installed packages"):
-            declared = distribution.metadata  # parsed anew each time it is asked for
-            return declared["Name"] or "unknown", declared["Version"] or "unknown", ""
+        declared = distribution.metadata  # parsed anew each time it is asked for
+        return declared["Name"] or "unknown", declared["Version"] or "unknown", ""
     except Exception as error:  # it is no UTF-8, or no file that can be read
         name, _, version = Path(str(getattr(distribution, "_path", ""))).stem.partition("-")
         fault = f"METADATA of {name} {version} cannot be read: {type(error).__name__}: {error}. Reinstall {name}"

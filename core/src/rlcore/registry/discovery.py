@@ -17,7 +17,7 @@ from rlcore.installed import (
     unreadable_metadata,
 )
 from rlcore.registry.entries import AnyEntry, ChannelEntry, DataSourceEntry, DescribedEntry, Installed, quietly
-from rlcore.registry.plugin_errors import fault_of, listing_error
+from rlcore.registry.plugin_errors import fault_of, in_time, listing_error
 from rlcore.registry.provider_checks import observer_config, observer_error, provider_problems
 from rlcore.registry.states import named_state, states_of
 from rlcore.schema.suggestions import did_you_mean
@@ -154,7 +154,8 @@ def discover(disable: Sequence[str] = ()) -> Registry:
     No plugin's failure raises: one that cannot be imported is listed with its error, which selection judges.
     """
     disabled = _disable_list(disable)
-    found = installed_entry_points()
+    with in_time("the search for installed packages"):
+        found = installed_entry_points()
     entries = [entry for role in ROLES for entry in load_group(Entry, role, disabled)]
     observers = [
         evolve(entry, is_global=kind == "global_observer")
@@ -207,7 +208,8 @@ def named_entries(kind: str) -> tuple[Installed, ...]:
 
 
 def _points(kind: str, **selected: Any) -> Sequence[EntryPoint]:
-    return _sorted(installed_entry_points().entry_points.select(group=group_of(kind), **selected))
+    with in_time("the search for installed packages"):  # which a named pipe in place of a file would never end
+        return _sorted(installed_entry_points().entry_points.select(group=group_of(kind), **selected))
 
 
 def _named(entry: type[AnyEntry], entry_point: EntryPoint, kind: str) -> AnyEntry:
