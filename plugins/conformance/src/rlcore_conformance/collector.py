@@ -112,9 +112,9 @@ class CollectorConformance(FakeRuns):
         assert resumed[-1] == pytest.approx(expected[-1], nan_ok=True)
 
     def test_held_out_rows_are_measured(self, collect: FakeRun, tmp_path: Path) -> None:
-        """In training as `[evaluation]` says, and alone: the figures are named evaluation/…, and none is another's."""
-        figures = {name for step in collect() for name in step if name.startswith("evaluation/")}
-        assert figures, "no figure is named evaluation/…"
+        """In training as `[evaluation]` says, and alone: the figures are named eval/…, and none is another's."""
+        figures = {name for step in collect() for name in step if name.startswith("eval/")}
+        assert figures, "no figure is named eval/…"
         assert self.evaluated(tmp_path) >= figures
 
     def test_the_environment_is_closed(self, collect: FakeRun, tmp_path: Path) -> None:
@@ -128,5 +128,5 @@ class CollectorConformance(FakeRuns):
         keys = (f"trainer.fake.folder={folder}", f"environment.fake.folder={folder}")
         plan = prepare(folder / "recipe.toml", keys, registry=fakes(), evaluating=True)
         found = evaluate(plan, checkpoint=None, progress=Progress(), tokenizer=FakeTokenizer())
-        assert all(name.startswith("evaluation/") for name in found), f"found the figures {', '.join(found)}"
+        assert all(name.startswith("eval/") for name in found), f"found the figures {', '.join(found)}"
         return set(found)
