@@ -1,6 +1,7 @@
 """The sizes of a model that layouts divide and memory is made of, read from its config.json."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from attrs import evolve, frozen
@@ -90,7 +91,7 @@ class ModelDims:
             latent=LatentDims.of(model),
         )
 
-    @property
+    @cached_property  # a plan asks millions of times
     def num_moe_layers(self) -> int:
         return sum(self.has_experts)
 

@@ -6,12 +6,14 @@ are left out.
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Literal
 
 from attrs import evolve, frozen
 
 from rlcore.spi import LoraSpec, Problem
 from rlcore.spi.weights import ITEM_BYTES
+from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.families.models import find_family
 from rlcore_megatron.layouts.float8_share import narrow_dims
 from rlcore_megatron.layouts.stages import layer_numbers_of_stages, layers_of_stages
@@ -60,6 +62,11 @@ class Workload:
     """The adapters that train in place of the model's weights."""
     trains: bool = True
     """True where there are gradients and an optimizer; False for a frozen model by itself."""
+
+    @cached_property
+    def family(self) -> MegatronFamily | Problem:
+        """The model's family; a problem where none is known."""
+        return find_family(self.model, "")
 
     @property
     def tokens(self) -> int:
@@ -141,7 +148,7 @@ class Parameters:
 
 def adapter_parameters(dims: ModelDims, load: Workload) -> int:
     """Elements of A and B of the whole model's adapters; 0 where there are none, or the model is of no family that is known."""
-    family = find_family(load.model, "")
+    family = load.family
     if load.lora is None or isinstance(family, Problem):
         return 0
     return load.lora.rank * sum(map(sum, adapted_layers(family, dims, load.lora).values()))
@@ -202,7 +209,7 @@ def _float8_bytes(dims: ModelDims, config: MegatronConfig) -> float:
 
 
 def _logits_bytes(dims: ModelDims, config: MegatronConfig, load: Workload) -> int:
-    family = find_family(load.model, "")
+    family = load.family
     is_capped = not isinstance(family, Problem) and family.logit_cap is not None
     elements = min(LOGITS_ELEMENTS, load.tokens * dims.vocab_size // int(config.tensor_parallel))
     return elements * (LOGITS_BYTES + (SLOPE_BYTES if is_capped else 0))
@@ -260,7 +267,7 @@ def _activation_elements(dims: ModelDims, config: MegatronConfig, load: Workload
 def _score_elements(dims: ModelDims, config: MegatronConfig, load: Workload) -> float:
     """Elements per token of the scores that a layer with sinks or caps keeps, in float32 and once more as the values are
     weighed, and of caps behind the tanh; no others keep any."""
-    family, item = find_family(load.model, ""), ITEM_BYTES[load.dtype]
+    family, item = load.family, ITEM_BYTES[load.dtype]
     if isinstance(family, Problem) or not family.stores_scores:
         return 0
     num_bytes = ITEM_BYTES["float32"] + (item if item < ITEM_BYTES["float32"] else 0)
@@ -270,7 +277,7 @@ def _score_elements(dims: ModelDims, config: MegatronConfig, load: Workload) -> 
 
 def _output_norm_elements(dims: ModelDims, config: MegatronConfig, load: Workload) -> float:
     """Elements per token of the inputs and outputs of the norms behind attention and MLP."""
-    family = find_family(load.model, "")
+    family = load.family
     return 0 if isinstance(family, Problem) or not family.has_output_norms else 4 * _residual(dims, config)
 
 
