@@ -10,6 +10,13 @@ from rlcore_code.cases import AssertCase, StreamCase, ValueCase, read_cases
 from rlcore_code.config import CodeConfig
 
 
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 def read(*tests, **fields):
     return read_cases({"prompt": "?", "tests": list(tests), **fields}, CodeConfig())
 
@@ -344,3 +351,19 @@ def test_fields_have_the_names_of_the_recipe():
     cases = read_cases({"asserts": ["assert f(1) == 2"], "imports": "import re"}, config)
     assert len(cases) == 1
     assert cases.setup == "import re"
+
+
+@pytest.mark.parametrize(
+    ("tests", "named"),
+    [
+        ("[" * 20_000, "tests_field"),
+        (['{"input":' + '{"a":' * 20_000], "tests[0]"),
+        *(([{"call": "f", "arguments": [nested(depth)], "result": 1}], "tests[0]") for depth in (101, 300, 900, 20_000)),
+        ([{"call": "f", "arguments": [], "result": nested(300)}], "tests[0]"),
+        ([nested(20_000)], "tests[0]"),
+    ],
+)
+def test_values_that_are_nested_too_deeply_are_named(tests, named):
+    with pytest.raises(DataError) as caught:
+        read_cases({"prompt": "?", "tests": tests}, CodeConfig())
+    assert named in str(caught.value)

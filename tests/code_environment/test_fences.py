@@ -1,5 +1,7 @@
 """Which program of a response counts."""
 
+import time
+
 import pytest
 
 from rlcore_code.fences import last_program
@@ -38,3 +40,22 @@ def test_the_last_closed_block_is_the_program(response, program):
 )
 def test_a_program_counts_behind_the_thought_that_the_prompt_began(response, program):
     assert last_program(response, is_thinking=True) == program
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "```a\n" * 50_000,
+        "".join(f"```{number}\n" for number in range(50_000)),
+        "```\n" * 50_001,
+        "~" * 200_000,
+        "\n".join("~" * number for number in range(3, 600)),
+        " " * 200_000,
+        ("```" + " " * 1000 + "x\n") * 200,
+    ],
+    ids=["open", "numbered", "closed", "one", "growing", "spaces", "info"],
+)
+def test_a_response_takes_time_in_proportion_to_its_length(response):
+    began = time.thread_time()
+    last_program(response)
+    assert time.thread_time() - began < 1.0

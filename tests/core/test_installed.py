@@ -40,6 +40,26 @@ def test_a_distribution_with_a_malformed_file_is_named_and_does_not_stop_the_oth
     assert entry == only(registry)
 
 
+@pytest.mark.parametrize("malformed", [False, True], ids=["alone", "beside a malformed file"])
+@pytest.mark.parametrize("content", [b"Author: Ren\xe9\n", bytes(range(128, 200))], ids=["Latin-1", "binary"])
+def test_a_distribution_with_unreadable_metadata_is_named_and_does_not_stop_the_others(installer, content, malformed):
+    installer.trainer("odd", "acme-odd", "1.5")
+    (installer.folder / "acme_odd-1.5.dist-info" / "METADATA").write_bytes(b"Name: acme-odd\nVersion: 1.5\n" + content)
+    installer.trainer("good", "acme-good", "2.5")
+    if malformed:
+        installer.add("acme-malformed", {})
+        (installer.folder / "acme_malformed-1.0.dist-info" / "entry_points.txt").write_text("[x]\ngarbage\n")
+    registry = discover()
+    found = {entry.name: entry for entry in registry.of("trainer")}
+    assert found["good"].error is None
+    assert "METADATA" in found["odd"].error
+    assert found["odd"].distribution == "acme_odd"
+    warned = [
+        warning for warning in registry.warnings if warning.startswith("METADATA of acme_odd 1.5 cannot be read: Unicode")
+    ]
+    assert (len(warned), len(registry.warnings)) == (1, 1 + malformed)
+
+
 def test_a_distribution_seen_on_two_paths_counts_once(installer, tmp_path, monkeypatch):
     installer.trainer("mine")
     monkeypatch.setattr(sys, "path", [str(installer.folder), str(tmp_path / "site"), *sys.path])

@@ -1,10 +1,13 @@
 """Secrets are masked in every form of text, and child processes get only those that are named."""
 
 import base64
+import html
 import json
+import re
 import sys
+from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 import pytest
 
@@ -52,6 +55,53 @@ def test_a_known_secret_is_masked_in_each_form(source: str, form: str, monkeypat
         monkeypatch.setattr(sys, "argv", ["rlcore", *arguments[source]])
     assert "zx9q" not in masked(text)
     assert "the endpoint says: no such key" in masked(text)
+
+
+KEYS = {
+    "signs": "Ab12Cd34+Ef/56Gh=='\"<&>",
+    "words": "my pass word+1\ttab",
+    "letters": "schlüssel-日本-\U0001f511-\\n",
+    "plain": "abcdefgh12345678",
+}
+SPELLINGS: dict[str, Callable[[str], str]] = {
+    "itself": str,
+    "percent": lambda key: quote(key, safe=""),
+    "percent in small letters": lambda key: re.sub("%..", lambda found: found[0].lower(), quote(key, safe="")),
+    "percent twice": lambda key: quote(quote(key, safe=""), safe=""),
+    "percent but for some": lambda key: quote(key, safe="!~*'()"),
+    "a form": quote_plus,
+    "JSON": json.dumps,
+    "JSON of letters": lambda key: json.dumps(key, ensure_ascii=False),
+    "JSON twice": lambda key: json.dumps(json.dumps(key)),
+    "JSON with \\/": lambda key: json.dumps(key).replace("/", "\\/"),
+    "HTML": html.escape,
+    "HTML by numbers": lambda key: key.replace("&", "&#38;").replace("<", "&#x3C;"),
+    "Python": repr,
+    "bytes": lambda key: repr(key.encode()),
+    "escapes": lambda key: key.encode("unicode_escape").decode(),
+    "ASCII": ascii,
+    "hexadecimal": lambda key: key.encode().hex(),
+    "HEXADECIMAL": lambda key: key.encode().hex().upper(),
+    **{
+        f"base64 behind {before!r}": lambda key, before=before: base64.b64encode(f"{before}{key}".encode()).decode()  # type: ignore[misc]
+        for before in ("", ":", "u:", "me:")
+    },
+    "base64 within": lambda key: base64.b64encode(f"u:{key} and more".encode()).decode(),
+    "base64 of addresses": lambda key: base64.urlsafe_b64encode(key.encode()).decode(),
+    "base64 with percent": lambda key: quote(base64.b64encode(key.encode()).decode(), safe=""),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
+def test_no_spelling_of_a_known_secret_shows_a_part_of_it(key: str, spelling: str) -> None:
+    written = SPELLINGS[spelling](key)
+    assert masked(written) == written or spelling.startswith("JSON"), "no other rule masks it"
+    keep_secret(key)
+    shown = masked(f"endpoint said {written} of it")
+    left = re.sub("^endpoint said |of it$", "", shown).replace("***", "")
+    assert "***" in shown
+    assert len(left) <= (20 if spelling == "base64 within" else 7), "quotes, and what stood around it"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Thoughts of every model family are stripped from a response."""
 
+import time
+
 import pytest
 
 from rlcore.thoughts import without_thoughts
@@ -43,3 +45,25 @@ def test_thoughts_of_all_forms_are_left_out(begin: str, end: str) -> None:
 def test_a_thought_goes_on_to_its_end_or_the_responses(response: str, said: str, thinking: str) -> None:
     assert without_thoughts(response) == said
     assert without_thoughts(response, is_thinking=True) == thinking
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "<think a=" + " " * 200_000,
+        "<think" + " " * 200_000,
+        "<think " + "a" * 200_000,
+        "<think a=" * 30_000,
+        "◁think a=" * 30_000,
+        "<|channel|>" * 30_000,
+        "assistant" * 30_000,
+        "<think>" * 30_000,
+        "</think>" * 30_000,
+    ],
+    ids=lambda response: response[:10],
+)
+def test_a_response_takes_time_in_proportion_to_its_length(response: str) -> None:
+    """Where environments read it, on the loop of all episodes."""
+    began = time.thread_time()
+    without_thoughts(response)
+    assert time.thread_time() - began < 1.0

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlcore import time_limit as limits
-from rlcore.time_limit import LateError, load_seconds, loading, time_limit
+from rlcore.time_limit import FalseInterruptError, LateError, load_seconds, loading, time_limit
 
 
 def sleep() -> None:
@@ -140,8 +140,52 @@ def test_loading_says_how_to_allow_for_more(monkeypatch: pytest.MonkeyPatch) -> 
         sleep()
 
 
+def replaced() -> None:
+    """Set a handler of its own, as some libraries do when they are imported."""
+
+    def handler(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, handler)
+    signal.raise_signal(signal.SIGINT)
+
+
+def claimed() -> None:
+    raise KeyboardInterrupt("claimed")
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "expected"),
+    [
+        (None, partial(signal.raise_signal, signal.SIGINT), KeyboardInterrupt),
+        (None, replaced, KeyboardInterrupt),
+        (None, claimed, FalseInterruptError),
+        (in_thread, claimed, FalseInterruptError),
+    ],
+)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_only_a_signal_interrupts(where: object, code: Callable[[], None], expected: type[BaseException], depth: int) -> None:
+    """The process's handlers are the same afterwards; code that sets one of its own keeps it."""
+
+    def run(depth: int = depth) -> None:
+        with time_limit("it", 60):
+            code() if depth == 1 else run(depth - 1)
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(expected, match=None if expected is KeyboardInterrupt else "it raised KeyboardInterrupt.*, line"):
+            in_thread(run) if where else run()
+        assert (signal.getsignal(signal.SIGINT) is before) is (code is not replaced)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Interrupted(BaseException):
+    """What a handler of a signal raises."""
+
+
 @pytest.mark.parametrize("where", [in_thread, lambda function: function()])
-def test_ctrl_c_in_the_midst_of_it_leaves_no_alarm(
+def test_a_signal_in_the_midst_of_it_leaves_no_alarm(
     where: Callable[[Callable[[], None]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds = (limits.SignalAlarm, limits.ThreadAlarm)
@@ -151,7 +195,7 @@ def test_ctrl_c_in_the_midst_of_it_leaves_no_alarm(
     def clear(alarm: limits.SignalAlarm) -> None:
         calls.append(alarm)
         if len(calls) == 1:
-            raise KeyboardInterrupt
+            raise Interrupted
         clears[type(alarm)](alarm)  # type: ignore[index]
 
     for kind in kinds:
@@ -161,7 +205,7 @@ def test_ctrl_c_in_the_midst_of_it_leaves_no_alarm(
         with time_limit("it", 60):
             pass
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted):
         where(run)
     (alarm,) = set(calls)
     assert not alarm.is_set  # type: ignore[attr-defined]

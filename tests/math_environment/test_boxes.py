@@ -1,5 +1,7 @@
 """The last box of a response."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,3 +41,12 @@ def test_what_a_closed_box_holds_is_found_whatever_stands_around_it(before, cont
 )
 def test_empty_and_open_boxes_are_none(text, content):
     assert last_box(text) == content
+
+
+@pytest.mark.parametrize(
+    "text", ["\\boxed{" * 30_000, "\\boxed" + " " * 200_000, "\\boxed{" * 30_000 + "}" * 20_000, "{" * 200_000, "\\" * 200_001]
+)
+def test_a_text_takes_time_in_proportion_to_its_length(text: str) -> None:
+    began = time.thread_time()
+    last_box(text)
+    assert time.thread_time() - began < 1.0

@@ -239,3 +239,33 @@ def test_what_is_no_token_ends_nothing(tmp_path: Path, written: Any) -> None:
     found = eos_token_ids(file)
     assert isinstance(found, Problem)
     assert found.path == str(file)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("model.safetensors.index.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"),
+        *(
+            "added_tokens.json",
+            "chat_template.jinja",
+            "adapter_config.json",
+            "config.json",
+            "model.safetensors",
+            "spiece.model",
+        ),
+        "additional_chat_templates/tool_use.jinja",
+    ],
+)
+def test_a_link_that_leads_nowhere_is_no_file_that_is_missing(model, name: str) -> None:
+    directory = model(**{name.replace(".", "__"): None})
+    (directory / name).parent.mkdir(exist_ok=True)
+    (directory / name).symlink_to("gone")
+    assert [(problem.path, problem.found) for problem in model_problems(str(directory))] == [
+        (str(directory / name), "a link that leads nowhere (gone)")
+    ]
+
+
+def test_a_link_beside_the_model_may_lead_nowhere(model) -> None:
+    directory = model()
+    (directory / "README.md").symlink_to("gone")
+    assert model_problems(str(directory)) == []

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.plan.run_plan import RunPlan
@@ -136,11 +137,10 @@ def run(prepared: Callable[..., RunPlan]) -> Callable[..., dict[str, Any]]:
         *overrides: str, resume: bool = False, progress: Progress | None = None, replay_schedule: Path | None = None
     ) -> dict[str, Any]:
         return train(
-            prepared(*overrides),
+            evolve(prepared(*overrides), replay_schedule=replay_schedule),
             resume=resume,
             progress=progress or Progress(),
             tokenizer=FakeTokenizer(),
-            replay_schedule=replay_schedule,
         )
 
     return run_with

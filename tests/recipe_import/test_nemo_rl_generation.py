@@ -77,6 +77,20 @@ def test_options_have_their_counterparts(tmp_path: Path, valid, override: str, o
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "is_reported"),
+    [
+        *(("precision", value, value not in ("bfloat16", "fp8")) for value in ("bfloat16", "fp8", "float16", "float32")),
+        *(("kv_cache_dtype", value, value == "float16") for value in ("auto", "bfloat16", "fp8", "fp8_e5m2", "float16")),
+    ],
+)
+def test_a_precision_that_the_generator_does_not_take_is_reported(
+    tmp_path: Path, key: str, value: str, is_reported: bool
+) -> None:
+    found = grpo(tmp_path, f"{GEN}.vllm_cfg.{key}={value}")
+    assert (f"{GEN}.vllm_cfg.{key}" in reported(found)) is is_reported
+
+
+@pytest.mark.parametrize(
     ("key", "value"),
     [
         ("temperature", "0"),

@@ -140,7 +140,9 @@ def test_long_answers_have_the_same_penalty(tmp_path: Path, longest: int, buffer
 
 def test_a_penalty_that_no_answer_reaches_is_none(tmp_path: Path) -> None:
     shaping = "{enabled: true, overlong_buffer_length: 100, overlong_buffer_penalty: 1, max_response_length: 2000}"
-    assert "algorithm.grpo.length_penalty" not in grpo(tmp_path, f"grpo.reward_shaping={shaping}").values
+    found = grpo(tmp_path, f"grpo.reward_shaping={shaping}")
+    assert "algorithm.grpo.length_penalty" not in found.values
+    assert "grpo.reward_shaping.enabled" in reported(found)
     found = grpo(tmp_path, "grpo.reward_shaping={enabled: true, stop_properly_penalty_coef: 0.5, max_response_length: 768}")
     assert "algorithm.grpo.length_penalty" not in found.values
     assert "grpo.reward_shaping.stop_properly_penalty_coef" in reported(found)

@@ -4,8 +4,10 @@ import asyncio
 import json
 import os
 import threading
+import time
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from rlcore.spi import (
     StepResult,
     Turn,
 )
+from rlcore_rewards import bounded_replies
 from rlcore_rewards.judge import JudgeBackend, check, template_of
 from rlcore_rewards.judge_config import JudgeConfig
 from rlcore_rewards.judge_template import score_of
@@ -42,6 +45,10 @@ class Endpoint(ThreadingHTTPServer):
         self.answers: list[tuple[int, str]] = [(200, "Score: 5")]
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
+        self.body: bytes | None = None
+        """Sent in place of the answers."""
+        self.pause_s = 0.0
+        """Seconds before each byte of a reply but the first."""
 
     @property
     def url(self) -> str:
@@ -60,12 +67,17 @@ class Handler(BaseHTTPRequestHandler):
         answer = {"id": "1", "object": "chat.completion", "created": 0, "model": "m"}
         answer["choices"] = [{"index": 0, "finish_reason": "stop", "message": message}]
         data = json.dumps(answer if status == 200 else {"error": {"message": text}}).encode()
+        if self.server.body is not None:
+            status, data = 200, self.server.body
         self.send_response(status)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(data)))
         self.send_header("retry-after-ms", "1")
         self.end_headers()
-        self.wfile.write(data)
+        with suppress(ConnectionError):
+            for part in [data] if not self.server.pause_s else [data[place : place + 1] for place in range(len(data))]:
+                self.wfile.write(part)
+                time.sleep(self.server.pause_s)
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Nobody reads it."""
@@ -134,6 +146,39 @@ def test_the_judge_is_asked_and_its_score_is_the_reward(endpoint: Endpoint, monk
 def test_the_score_is_read_with_its_sign_and_point(answer: str, score: float) -> None:
     config = JudgeConfig(base_url="http://judge", model="judge", score_range=(-10.0, 10.0))
     assert score_of(answer, config) == score
+
+
+def replied(content: object) -> bytes:
+    return json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": content}}]}).encode()
+
+
+def test_parts_of_a_content_are_joined(endpoint: Endpoint) -> None:
+    endpoint.body = replied([{"type": "text", "text": "Score: "}, {"type": "text", "text": "5"}])
+    assert judged(endpoint).reward == 0.5
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(json.dumps(one).encode() for one in ({"choices": None}, {"choices": []}, {"choices": [{"message": None}]}, [1], "x")),
+        *(b"null", b"{}", replied(5), replied([5]), replied([{"type": "text"}]), replied({"a": 1}), b"[" * 100_000, b"\xff"),
+        replied("Score: 5" + " " * 2000),
+    ],
+    ids=lambda body: repr(body[:40]),
+)
+def test_a_reply_of_another_form_is_an_error_of_the_judge(
+    endpoint: Endpoint, body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_replies, "MAX_REPLY_BYTES", 1000 if body.endswith(b' "}}]}') else 10**6)
+    endpoint.body = body
+    with pytest.raises(RewardError, match=f"the judge 'judge' at {endpoint.url}"):
+        judged(endpoint, max_attempts=1)
+
+
+def test_the_limit_of_time_is_for_the_whole_reply(endpoint: Endpoint) -> None:
+    endpoint.body, endpoint.pause_s = replied("Score: 5"), 0.05
+    with pytest.raises(RewardError, match=r"reply .* 0\.2 s"):
+        judged(endpoint, max_attempts=1, timeout_s=0.2)
 
 
 def test_a_field_of_json_and_a_range(endpoint: Endpoint) -> None:

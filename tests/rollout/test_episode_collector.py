@@ -1,15 +1,17 @@
 """What the collector of episodes does before a run: prompts of rows, levels, and which of the installed ones a run takes."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rlcore.registry.run_parts import collector
-from rlcore.run.plan.collector import CollectorContext, build_collector
+from rlcore.run.plan.collector import CollectorContext, build_collector, collector_problems
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import ConfigError, Observation, PluginError, ResetResult
+from rlcore.spi.collector import RUN_KINDS, RunKind
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore_rollout.episode_collector import EpisodeCollector
 
@@ -89,6 +91,21 @@ def test_a_collector_of_higher_priority_takes_the_place_of_the_released_one(
     turns = [built.step_sampler(split, **others).max_turns for split in ("train", "evaluation")]
     built.close()
     assert turns == [1, 3]
+
+
+@pytest.mark.parametrize("kind", RUN_KINDS)
+def test_the_check_of_the_chosen_collector_is_asked(installer: Any, kind: RunKind) -> None:
+    code = (
+        "from rlcore.spi import CollectorProvider, Note\n"
+        "def check(plan):\n"
+        "    return [Note(path='acme', text='was asked')]\n"
+        "ACME = CollectorProvider(name='acme', spi=(2, 0), priority=90, collector='acme_odd:check', check='acme_odd:check', "
+        f"runs={{{kind!r}}})\n"
+    )
+    installer.add("acme-odd", {"rlcore.collectors": {"acme": "acme_odd:ACME"}}, acme_odd=code)
+    schedule = Path("schedule.jsonl") if kind == "replay" else None
+    plan: Any = SimpleNamespace(chosen={"environment": None}, runs_agents=kind == "agents", replay_schedule=schedule)
+    assert [str(note) for note in collector_problems(plan)] == ["acme: was asked"]
 
 
 @pytest.mark.parametrize("runs", ["episodes", frozenset(), frozenset({"elsewhere"})])

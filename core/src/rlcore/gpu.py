@@ -34,7 +34,7 @@ def _torch_is_cpu_only() -> bool:
     """Return whether the installed torch was built without CUDA, by its version."""
     try:
         return "+cpu" in metadata.version("torch")
-    except metadata.PackageNotFoundError:
+    except (metadata.PackageNotFoundError, ValueError):
         return False
 
 

@@ -9,6 +9,7 @@ from importlib import metadata
 from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, EntryPoint, EntryPoints
 from itertools import accumulate
+from pathlib import Path
 
 from attrs import frozen
 from packaging.requirements import InvalidRequirement, Requirement
@@ -133,10 +134,26 @@ def _malformation(distribution: Distribution, error: Exception) -> str:
     return f"{type(error).__name__}: {error}. Reinstall {distribution.name}"
 
 
-@lru_cache
 def _name_and_version(distribution: Distribution) -> tuple[str, str]:
-    declared = distribution.metadata  # parsed anew each time it is asked for
-    return declared["Name"] or "unknown", declared["Version"] or "unknown"
+    return _described(distribution)[:2]
+
+
+@lru_cache
+def _described(distribution: Distribution) -> tuple[str, str, str]:
+    """Return a distribution's name and version, and what is wrong with its METADATA."""
+    try:
+        declared = distribution.metadata  # parsed anew each time it is asked for
+        return declared["Name"] or "unknown", declared["Version"] or "unknown", ""
+    except Exception as error:  # it is no UTF-8, or no file that can be read
+        name, _, version = Path(str(getattr(distribution, "_path", ""))).stem.partition("-")
+        fault = f"METADATA of {name} {version} cannot be read: {type(error).__name__}: {error}. Reinstall {name}"
+        return name or "unknown", version or "unknown", fault
+
+
+def unreadable_metadata(entry_points: EntryPoints) -> list[str]:
+    """Return a warning for each distribution of entry points whose METADATA cannot be read."""
+    owners = (point.dist for point in entry_points if point.dist is not None)
+    return list(dict.fromkeys(fault for one in owners if (fault := _described(one)[2])))
 
 
 def disabled_by_variable() -> list[str]:
@@ -158,7 +175,10 @@ def incompatibility(distribution: Distribution | None) -> str | None:
     """
     if distribution is None:
         return None
-    found = list(dict.fromkeys(_incompatibilities(distribution, set())))
+    try:
+        found = list(dict.fromkeys(_incompatibilities(distribution, set())))
+    except (OSError, ValueError) as error:
+        return f"the METADATA of its package, or of one that it requires, cannot be read: {type(error).__name__}: {error}"
     if not found:
         return None
     return f"{'; '.join(found)}. Install versions that fit together: all of rlcore's packages of one version do"

@@ -1,15 +1,15 @@
 """Mask secrets, such as API keys, in text that is written, and keep them out of the environment of child processes."""
 
 import base64
-import json
 import os
 import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from html.entities import codepoint2name
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from rlcore.schema.printable import class_name
 from rlcore.schema.problem import Problem
@@ -41,6 +41,8 @@ _ARGUMENT = re.compile(r"(?:--)?([\w.-]+)(=|:\s?)(?=\S)")
 """The beginning of an argument "--api-key=VALUE", "API_KEY=VALUE", or "X-Api-Key: VALUE" of a command."""
 _MASKED = re.compile(r"(?:\A--[\w-]+|[?&][\w.-]+)=\*{3}|://\*{3}@|\s-{1,2}[\w-]+(?:[ =]['\"]?(?:[^\s'\"]+[:,%])?)?\*{3}")
 """Texts of a recipe in which MASK replaces a secret."""
+_ESCAPED = {"\n": "n", "\t": "t", "\r": "r", "\b": "b", "\f": "f", " ": r"u0020|\+"}
+"""Letters behind a backslash that stand for characters. A form of HTML writes a space as "+"."""
 _BETWEEN = "\x1f"
 """Unit separator between the arguments of a command."""
 _USUAL = re.compile(
@@ -166,15 +168,13 @@ def _without_values(text: str) -> str:
 
 @lru_cache(maxsize=8)
 def _pattern_of(known: frozenset[str]) -> re.Pattern[str]:
-    """Return a pattern of these secrets in any form, and of the beginnings of those that were cut off."""
-    values = [
-        re.escape(one) if len(one) >= MIN_CHARACTERS else rf"(?<!\w){re.escape(one)}(?!\w)"
-        for one in sorted(_forms(known), key=len, reverse=True)
-    ]
-    values += (
+    """Return a pattern of these secrets in any spelling, and of the beginnings of those that were cut off."""
+    values = known | {word for one in known if len(word := _SCHEME.sub("", one)) >= MIN_KEPT}
+    patterns = [_spelled(one) for one in sorted(values, key=len, reverse=True)]
+    patterns += (
         re.escape(one[: len(one) // 2]) + r"[\w+/=-]*" for one in known if len(one) >= 2 * MIN_CHARACTERS and "://" not in one
     )
-    return re.compile("|".join(values) or r"(?!)")
+    return re.compile("|".join(patterns) or r"(?!)")
 
 
 def _without_forms(text: str, patterns: Iterable[re.Pattern[str]]) -> str:
@@ -187,13 +187,43 @@ def _known() -> set[str]:
     return {*kept_secrets, *_of_environment(), *_of_command_line()}
 
 
-def _forms(known: frozenset[str]) -> Iterator[str]:
-    """Yield secrets as written in texts, addresses and JSON."""
-    for value in known | {word for one in known if len(word := _SCHEME.sub("", one)) >= MIN_KEPT}:
-        yield from {value, quote(value), quote(value, safe=""), repr(value)[1:-1]}
-        for is_ascii in (True, False):
-            written = json.dumps(value, ensure_ascii=is_ascii)[1:-1]
-            yield from {written, json.dumps(written)[1:-1]}  # an endpoint may quote an answer of another one
+def _spelled(value: str) -> str:
+    """Return a pattern of a secret as texts, addresses, JSON, HTML, Python and shells write it, encoded once or twice, and of
+    its base64 and hexadecimal forms within longer ones."""
+    pattern = "".join(map(_spelled_character, value))
+    if len(value) < MIN_CHARACTERS:
+        return rf"(?<!\w){pattern}(?!\w)"
+    content = value.encode(errors="surrogatepass")
+    forms = [pattern, f"(?i:{content.hex()})"]
+    for shift in range(3):  # base64 writes three bytes as four characters, wherever the secret begins
+        encoded = base64.b64encode(bytes(shift) + content).decode()
+        inner = encoded[(8 * shift + 5) // 6 : 8 * (shift + len(content)) // 6]
+        inner = inner.replace("/", r"(?:\\*/|_|%(?:25)*2[Ff])").replace("+", r"(?:\+|-|%(?:25)*2[Bb])")
+        forms.append(rf"{inner}[\w+/-]?(?:=|%(?:25)*3[Dd])*")
+    return "|".join(forms)
+
+
+def _spelled_character(character: str) -> str:
+    """Return a pattern of one character of a secret."""
+    if character.isascii() and character.isalnum():
+        return character
+    code, content = ord(character), character.encode(errors="surrogatepass")
+    forms = [r"\\{1,8}" if character == "\\" else r"\\*" + re.escape(character)]
+    forms.append("".join(rf"%(?:25)*(?i:{byte:02x})" for byte in content))
+    forms.append(rf"&(?:amp;)?(?:#0*{code}|#[xX]0*(?i:{code:x})|{codepoint2name.get(code, 'none')});")
+    forms.append("".join(rf"\\+x{byte:02x}" for byte in content))
+    forms += [
+        rf"\\+x{code:02x}",
+        rf"\\+U{code:08x}",
+        "".join(rf"\\+u(?i:{unit})" for unit in re.findall("....", _utf16(character))),
+    ]
+    if character in _ESCAPED:
+        forms.append(rf"\\+{_ESCAPED[character]}")
+    return f"(?:{'|'.join(forms)})"
+
+
+def _utf16(character: str) -> str:
+    return character.encode("utf-16-be", errors="surrogatepass").hex()
 
 
 def _of_arguments(values: Sequence[Any]) -> Iterator[tuple[int, str, str]]:

@@ -3,7 +3,7 @@
 import re
 
 _MARKS = re.compile(
-    r"[<◁](/?)(?:[a-z]+[:_])?(?:think|thinking|thoughts?|reasoning|scratchpad)(?:\s+[\w-]+=[^<>]*)?\s*[>▷]"
+    r"[<◁](/?)(?:[a-z]+[:_])?(?:think|thinking|thoughts?|reasoning|scratchpad)(?:\s+[\w-]+=[^<>◁▷]*|\s*)[>▷]"
     r"|\[(/?)THINK\]|<\|(begin|end)_of_thought\|>|<\|channel\|>(analysis|final)<\|message\|>"
     r"|<\|(START|END)_THINKING\|>|<(?:\|channel|channel(\|))>|<\|inner_(prefix|suffix)\|>"
     r"|\Aanalysis(?=[\w\\$*])|assistant(analysis|final)(?=\S)",

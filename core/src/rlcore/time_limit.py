@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import _GeneratorContextManager, contextmanager
 from math import inf
 from traceback import walk_tb
@@ -35,6 +35,10 @@ class LateError(TimeoutError):
     """Error for code that exceeded its limit of time or memory. The message names the code and the line that it was at."""
 
 
+class FalseInterruptError(RuntimeError):
+    """Error in place of a KeyboardInterrupt that code raised, and neither Ctrl-C nor SIGTERM. The message names its line."""
+
+
 class _Late(BaseException):
     """Exception raised inside code that exceeds its limit: a BaseException, which `except Exception` does not catch."""
 
@@ -57,7 +61,7 @@ def loading(what: str, times: float = 1.0) -> Iterator[None]:
 @contextmanager
 def time_limit(what: str, seconds: float, remedy: str = "", *, max_bytes: int | None = None) -> Iterator[None]:
     """Limit the block to so many seconds, and to `max_bytes` of further memory of the process. LateError names `what` and the
-    line that it was at.
+    line that it was at. FalseInterruptError in place of a KeyboardInterrupt without a signal.
 
     In the main thread a signal ends code that blocks, too. In other threads only Python code can be ended.
     """
@@ -67,7 +71,8 @@ def time_limit(what: str, seconds: float, remedy: str = "", *, max_bytes: int | 
     try:
         try:
             alarm.set()
-            yield
+            with _true_interrupts(what, is_main):
+                yield
         finally:
             alarm.clear()
     except BaseException as error:
@@ -78,6 +83,33 @@ def time_limit(what: str, seconds: float, remedy: str = "", *, max_bytes: int | 
     if alarm.fault:
         reason = f"{what} took {alarm.fault}{place}"
         raise LateError(f"{reason}; {remedy}" if remedy else reason)
+
+
+@contextmanager
+def _true_interrupts(what: str, is_main: bool) -> Iterator[None]:
+    """Let KeyboardInterrupt leave the block only where a signal arrived, which Python handles in the main thread alone."""
+    handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
+    arrived: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
+        handlers[number](number, frame)
+
+    watched: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+    for number in watched:
+        if callable(handler := signal.getsignal(number)):
+            handlers[number] = handler
+            signal.signal(number, note)
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if arrived or any(signal.getsignal(number) is not note for number in handlers):  # a handler of the code itself
+            raise
+        raise FalseInterruptError(f"{what} raised KeyboardInterrupt without Ctrl-C{_place(error.__traceback__)}") from error
+    finally:
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is note:
+                signal.signal(number, handler)
 
 
 class _Alarm(ABC):

@@ -61,6 +61,7 @@ class Calls:
     """What the commands called, and what these calls do."""
 
     prepared: list[tuple[Path, list[str]]] = field(factory=list)
+    replayed: list[Path] = field(factory=list)
     trained: list[dict[str, Any]] = field(factory=list)
     evaluated: list[dict[str, Any]] = field(factory=list)
     on_train: Callable[[Any], None] = lambda progress: None
@@ -72,7 +73,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """Replaces prepare, train and evaluate."""
     calls = Calls()
 
-    def prepare(path: Path, overrides: Any = (), *, evaluating: bool = False, continues: bool = False) -> SimpleNamespace:
+    def prepare(path: Path, overrides: Any = (), *, replay_schedule: Path | None = None, **_: bool) -> SimpleNamespace:
+        calls.replayed += [] if replay_schedule is None else [replay_schedule]
         calls.prepared.append((path, list(overrides)))
         calls.on_prepare()
         return prepared()

@@ -48,6 +48,7 @@ def test_the_order_does_not_depend_on_the_order_of_installation(installer):
         ("import no_such_library\n", ["ModuleNotFoundError", "no_such_library", "in broken_provider, line 1"]),
         ("\n\nraise RuntimeError('the licence has run out')\n", ["RuntimeError: the licence has run out", "line 3"]),
         ("import sys\nsys.exit('bye')\n", ["SystemExit: bye"]),
+        ("\nraise KeyboardInterrupt\n", ["raised KeyboardInterrupt without Ctrl-C", "in broken_provider, line 2"]),
         ("class PanicException(BaseException): ...\nraise PanicException('in Rust')\n", ["PanicException: in Rust", "line 2"]),
         ("def broken(:\n", ["SyntaxError"]),
         ("OTHER = 1\n", ["AttributeError", "PROVIDER"]),
@@ -87,7 +88,8 @@ def test_what_an_import_prints_is_no_part_of_what_a_command_tells(installer, cap
 
 
 def test_ctrl_c_in_an_import_is_no_defect_of_the_plugin(installer):
-    installer.add("acme", {"rlcore.trainers": {"slow": "slow_provider:P"}}, slow_provider="raise KeyboardInterrupt\n")
+    source = "import signal\nsignal.raise_signal(signal.SIGINT)\n"
+    installer.add("acme", {"rlcore.trainers": {"slow": "slow_provider:P"}}, slow_provider=source)
     with pytest.raises(KeyboardInterrupt):
         discover()
 

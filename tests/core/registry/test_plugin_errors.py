@@ -1,5 +1,7 @@
 """Whose an error is, and what a plugin may not do."""
 
+import signal
+
 import pytest
 
 from rlcore.registry.plugin_errors import (
@@ -52,15 +54,25 @@ def test_what_came_from_outside_is_ctrl_c_or_the_end_that_an_execution_orders() 
         (ValueError(), "ValueError"),
         (ValueError("\nb"), "ValueError"),
         (Wordless(KeyError()), "<its text raises KeyError>"),
+        (
+            Wordless(KeyboardInterrupt()),
+            f"<the text of an error raised KeyboardInterrupt without Ctrl-C (in {__name__}, line 37)>",
+        ),
     ],
 )
 def test_an_error_has_a_first_line_whatever_its_text_does(error: Exception, line: str) -> None:
     assert first_line(error) == line
 
 
+class Interrupting(Exception):
+    def __str__(self) -> str:
+        signal.raise_signal(signal.SIGINT)
+        return "whole"
+
+
 def test_ctrl_c_while_an_error_is_put_into_words_is_ctrl_c() -> None:
     with pytest.raises(KeyboardInterrupt):
-        first_line(Wordless(KeyboardInterrupt()))
+        first_line(Interrupting())
 
 
 class Panic(BaseException):
@@ -88,6 +100,18 @@ def test_a_plugin_that_ends_the_process_has_failed() -> None:
         raise SystemExit(0)
     assert isinstance(raised.value.__cause__, SystemExit)
     assert str(raised.value).startswith(f"raised by the check of generator 'acme': found SystemExit(0) in {__name__}, line ")
+
+
+def test_an_error_of_a_plugin_that_another_one_calls_stays_its_own() -> None:
+    error = ValueError("no")
+    with (
+        pytest.raises(ValueError, match="no"),
+        attributed("raised by", "collector 'b'"),
+        attributed("raised by", "generator 'a'"),
+    ):
+        raise error
+    assert owner_of(error) == "generator 'a'"
+    assert error.__notes__ == ["raised by generator 'a'"]
 
 
 def test_an_exit_that_was_never_raised_has_no_place() -> None:

@@ -89,12 +89,11 @@ def run(prepared: Callable[..., RunPlan]) -> Callable[..., dict[str, Any]]:
         replay_schedule: Path | None = None,
     ) -> dict[str, Any]:
         return train(
-            prepared(*overrides, registry=registry),
+            evolve(prepared(*overrides, registry=registry), replay_schedule=replay_schedule),
             resume=resume,
             progress=progress or Progress(),
             tokenizer=FakeTokenizer(),
             allow_changes=allow_changes,
-            replay_schedule=replay_schedule,
         )
 
     return run_with

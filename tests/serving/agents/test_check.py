@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 
+import attrs
 import pytest
 from attrs import evolve
 
+from rlcore.config.recipe import RolloutConfig
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import ConfigError, EpisodeResult, PluginError, Row, SessionEndpoint, capabilities
@@ -36,10 +38,27 @@ def agents() -> Registry:
     )
 
 
+UNREAD = {
+    "max_turns": "2",
+    "max_turn_tokens": "8",
+    "episode_timeout_s": "3.0",
+    "on_truncation": '"mask"',
+}
+"""Values of the keys that agents do not read, but for `replay_routing`, which no fake has."""
+
+
+def test_every_key_of_rollout_is_read_or_refused() -> None:
+    """A key that nobody has classed yet belongs into one of the two."""
+    keys = {one.name for one in attrs.fields(RolloutConfig)}
+    assert keys == check.READ | {*UNREAD, "replay_routing"}
+    assert not check.READ & UNREAD.keys()
+
+
 @pytest.mark.parametrize(
     ("override", "path"),
     [
-        ("rollout.max_turns=2", "rollout.max_turns"),
+        *((f"rollout.{key}={value}", f"rollout.{key}") for key, value in UNREAD.items()),
+        ('rollout.history="keep_sampled"', "rollout.history"),
         ('data.train.on_long_prompt="drop"', "data.train.on_long_prompt"),
     ],
 )

@@ -144,6 +144,7 @@ def test_what_a_program_prints_is_told_without_secrets(monkeypatch: pytest.Monke
         ("print(1); print('done')", "no reward.*'done'"),
         ("print('[]')", r"reward is \[\]"),
         ("print('NaN')", "reward is nan"),
+        ("print('[' * 60_000)", "no reward"),
     ],
 )
 def test_a_program_that_fails_is_one_message(text: str, names: str) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 import openai
 import pytest
 
-from rlcore_serve.sessions import connections, routes
+from rlcore_serve.sessions import routes
 from rlcore_serve.sessions.server import serving
 from rlcore_serve.sessions.session import Session, Sessions
+from rlcore_workers import http_connections, http_server
 
 from .chat_model import END, Script, served
 
@@ -24,8 +25,8 @@ POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 def bounded(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A server of two connections, which waits for a tenth of a second."""
     monkeypatch.setattr(routes, "BODY_S", 0.1)
-    monkeypatch.setattr(connections, "IDLE_S", 0.1)
-    monkeypatch.setattr(connections, "max_connections", lambda: 2)
+    monkeypatch.setattr(http_server, "IDLE_S", 0.1)
+    monkeypatch.setattr(http_server, "max_connections", lambda: 2)
     with serving(served(Script(f"a{END}")), Sessions(Session(token="", record=None))) as address:
         yield address
 
@@ -82,7 +83,7 @@ def test_headers_are_bounded(bounded: str, head: bytes, caplog: pytest.LogCaptur
 
 
 def test_more_connections_than_there_may_be_are_told_to_come_again(bounded: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "REFUSAL_S", 0.1)
+    monkeypatch.setattr(http_connections, "REFUSAL_S", 0.1)
     monkeypatch.setattr(routes, "BODY_S", 60.0)
     with connected(bounded) as first, connected(bounded) as second, connected(bounded) as silent:
         for one in (first, second):
@@ -106,4 +107,4 @@ def test_more_connections_than_there_may_be_are_told_to_come_again(bounded: str,
 @pytest.mark.parametrize(("limit", "expected"), [(1024, 512), (10**6, 8192), (1, 1), (resource.RLIM_INFINITY, 8192)])
 def test_half_of_the_open_files_may_be_connections(limit: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, limit))
-    assert connections.max_connections() == expected
+    assert http_connections.max_connections() == expected

@@ -17,7 +17,6 @@ from rlcore.run.data.text import row_name
 from rlcore.spi import ContractError, DataError, DataSourceProvider, PluginError, installed_data_sources
 from rlcore_text.rows.datasets import load_rows
 from rlcore_text.rows.given_rows import given_rows
-from rlcore_text.rows.rendering import chunks_of
 
 
 class RowEnvironment:
@@ -64,8 +63,6 @@ def test_late_rows_of_a_source_are_named(monkeypatch):
         source(monkeypatch, name)
         with pytest.raises(PluginError, match=r"squares, by .* 'db', .* 0\.3 s"):
             load_rows(DatasetConfig(source="db", path="squares"), "train", None)
-    with pytest.raises(PluginError, match=r"data\.train .* 0\.05 s"):
-        list(chunks_of(LateSource([{}]), "data.train"))
     with pytest.raises(PluginError, match=r"data\.train .* 0\.05 s"):
         given_rows(LateSource([{}]), DatasetConfig(source="python"), "data.train")
 

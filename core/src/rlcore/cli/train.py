@@ -46,13 +46,7 @@ def train_command(
         raise click.UsageError("--allow-changes is for --resume: a new run has no recipe that could have changed.")
     options = {"run.directory": directory, "run.name": name}
     extra = [as_override(key, str(value)) for key, value in options.items() if value is not None]
-    prepared = prepare(recipe, [*overrides, *extra], continues=resume)
+    prepared = prepare(recipe, [*overrides, *extra], continues=resume, replay_schedule=replay_schedule)
     require_device(prepared)
     with open_display(mode, context.find_root().meta) as progress:
-        train(
-            prepared,
-            resume=resume,
-            progress=progress,
-            allow_changes=allow_changes,
-            replay_schedule=replay_schedule,
-        )
+        train(prepared, resume=resume, progress=progress, allow_changes=allow_changes)

@@ -40,6 +40,6 @@ def versions() -> dict[str, str]:
     for library in LIBRARIES:
         try:
             found[library] = metadata.version(library)
-        except metadata.PackageNotFoundError:
+        except (metadata.PackageNotFoundError, ValueError):
             continue
     return found

@@ -26,8 +26,8 @@ from rlcore.registry.hooks import (
     recorded,
 )
 from rlcore.registry.own_plugins import PythonConfig
-from rlcore.registry.plugin_errors import attributed, in_time, listing_error
-from rlcore.registry.provider_calls import SLOW, import_object, provider_of, require_arguments
+from rlcore.registry.plugin_errors import SLOW, attributed, in_time, listing_error
+from rlcore.registry.provider_calls import import_object, provider_of, require_arguments
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.spi import ConfigError, Problem, capabilities
 from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, StatefulAlgorithm

@@ -12,13 +12,14 @@ import numpy as np
 from attrs import evolve
 
 from rlcore.registry.module_source import path_problem
-from rlcore.registry.plugin_errors import attributed, fault_of
+from rlcore.registry.plugin_errors import SLOW, attributed, fault_of
 from rlcore.schema.suggestions import listed
 from rlcore.spi.arrays import Float32Array, Int64Array, check_array, check_range
 from rlcore.spi.batch import TokenBatch
 from rlcore.spi.errors import ContractError, NonFiniteError, RefitError
 from rlcore.spi.loss import MISMATCH_METRICS
 from rlcore.spi.weights import ITEM_BYTES, NamedTensor, TensorSpec, WeightBucket, WeightExport
+from rlcore.time_limit import loading
 
 TOLERANCE = 1e-4
 """Rounding error by which a log-probability may exceed 0, or an entropy fall below 0."""
@@ -279,7 +280,8 @@ def check_loss_path(path: object) -> None:
 def require_loss(path: str) -> None:
     """Import a loss where it is computed; ContractError where there is no such function."""
     try:
-        found = pkgutil.resolve_name(path)
+        with loading(f"the import of {path}", SLOW):
+            found = pkgutil.resolve_name(path)
     except BaseException as error:  # whatever a module raises that is imported
         raise ContractError(f"the loss {path!r}, which the algorithm names, cannot be imported: {fault_of(error)}") from error
     if not callable(found):

@@ -14,14 +14,15 @@ from rlcore.installed import (
     incompatibility,
     installed_entry_points,
     matching,
+    unreadable_metadata,
 )
 from rlcore.registry.entries import AnyEntry, ChannelEntry, DataSourceEntry, DescribedEntry, Installed, quietly
-from rlcore.registry.plugin_errors import fault_of, listing_error
+from rlcore.registry.plugin_errors import fault_of, in_time, listing_error
 from rlcore.registry.provider_checks import observer_config, observer_error, provider_problems
 from rlcore.registry.states import named_state, states_of
 from rlcore.schema.suggestions import did_you_mean
 from rlcore.spi.provider import FUNCTION_KINDS, GROUPS, ROLES, Provider, Role, group_of
-from rlcore.time_limit import LateError
+from rlcore.time_limit import FalseInterruptError, LateError
 
 
 @frozen(kw_only=True)
@@ -153,7 +154,8 @@ def discover(disable: Sequence[str] = ()) -> Registry:
     No plugin's failure raises: one that cannot be imported is listed with its error, which selection judges.
     """
     disabled = _disable_list(disable)
-    found = installed_entry_points()
+    with in_time("the search for installed packages"):
+        found = installed_entry_points()
     entries = [entry for role in ROLES for entry in load_group(Entry, role, disabled)]
     observers = [
         evolve(entry, is_global=kind == "global_observer")
@@ -168,6 +170,7 @@ def discover(disable: Sequence[str] = ()) -> Registry:
     disabled.matched.update(too_late)
     warnings = (
         *found.warnings,
+        *unreadable_metadata(found.entry_points),
         *disabled.unmatched(known),
         *(f"plugins.disable does not disable {spec!r}, which RLCORE_DISABLE_PLUGINS alone does" for spec in too_late),
         *_unknown_groups(found.entry_points),
@@ -205,7 +208,8 @@ def named_entries(kind: str) -> tuple[Installed, ...]:
 
 
 def _points(kind: str, **selected: Any) -> Sequence[EntryPoint]:
-    return _sorted(installed_entry_points().entry_points.select(group=group_of(kind), **selected))
+    with in_time("the search for installed packages"):  # which a named pipe in place of a file would never end
+        return _sorted(installed_entry_points().entry_points.select(group=group_of(kind), **selected))
 
 
 def _named(entry: type[AnyEntry], entry_point: EntryPoint, kind: str) -> AnyEntry:
@@ -235,20 +239,21 @@ def _loaded(entry: AnyEntry, entry_point: EntryPoint, disabled: _DisableList) ->
     try:
         with quietly(f"the description of {entry.label}"):  # whose defaults are computed
             return entry.holding(loaded)
-    except LateError as error:
+    except (LateError, FalseInterruptError) as error:
         return evolve(entry, error=str(error))
     except BaseException as error:  # whatever its objects raise where they are shown
         return evolve(entry, error=f"its description raised {fault_of(error)}")
 
 
-def load_object(entry_point: EntryPoint, label: str) -> tuple[Any, str | None]:
-    """Import the object that an entry point names. Return the object and None, or None and the reason of the failure."""
+def load_object(entry_point: EntryPoint, label: str, times: float = 1.0) -> tuple[Any, str | None]:
+    """Import the object that an entry point names, in `times` the usual seconds. Return the object and None, or None and the
+    reason of the failure."""
     if problem := incompatibility(entry_point.dist):
         return None, problem
     if EntryPoint.pattern.match(entry_point.value) is None:
         return None, f"the entry point names {entry_point.value!r}; expected package.module:attribute"
     try:
-        with quietly(f"the import of {label}"):
+        with quietly(f"the import of {label}", times):
             return entry_point.load(), None
     # An import may raise anything, such as SystemExit, or the BaseException of a panic in Rust. It must not end the listing.
     except BaseException as error:
@@ -267,7 +272,7 @@ def _unknown_groups(installed: EntryPoints) -> Iterator[str]:
 
 def _import_failure(entry_point: EntryPoint, error: BaseException) -> str:
     """Return the error of an import, with the innermost module and line that raised it."""
-    if isinstance(error, LateError):
+    if isinstance(error, LateError | FalseInterruptError):
         return f"import failed: {error}"
     frames = [(frame.f_globals.get("__name__", ""), line) for frame, line in walk_tb(error.__traceback__)]
     places = [(name, line) for name, line in frames if name != __name__ and not name.startswith("importlib")]

@@ -14,7 +14,7 @@ from rlcore.registry.provider_checks import DEVICES, OBJECT_PATH, kind_of, spi_m
 from rlcore.spi.channels import ChannelProvider, Reach
 from rlcore.spi.data_source import DataSourceProvider, PathKind
 from rlcore.spi.provider import Role
-from rlcore.time_limit import LateError, loading
+from rlcore.time_limit import FalseInterruptError, LateError, loading
 
 _LATE_PROBES: list[tuple[object, str]] = []
 """Probes that were late, each with its message. No later listing waits for them again."""
@@ -180,12 +180,14 @@ def probed(unavailable: Callable[[], str | None]) -> str | None:
     except LateError as error:
         _LATE_PROBES.append((unavailable, str(error)))
         return str(error)
+    except FalseInterruptError as error:
+        return str(error)
     except BaseException as error:
         return f"its probe `unavailable` raised {fault_of(error)}"
 
 
 @contextmanager
-def quietly(what: str) -> Iterator[None]:
+def quietly(what: str, times: float = 1.0) -> Iterator[None]:
     """Limit what a plugin does while it is listed. What it prints is no part of what a command tells."""
-    with redirect_stdout(sys.stderr), loading(what):
+    with redirect_stdout(sys.stderr), loading(what, times):
         yield

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from rlcore.schema.printable import class_name, plain_text
 from rlcore.spi.errors import PluginError
-from rlcore.time_limit import LateError, loading
+from rlcore.time_limit import FalseInterruptError, LateError, loading
 
 
 def listing_error(headline: str, problems: Iterable[str]) -> PluginError:
@@ -22,6 +22,8 @@ def exit_error(where: str, error: SystemExit) -> PluginError:
     return PluginError(f"{where}: found {found}; expected a return, or an error raised")
 
 
+SLOW = 10.0
+"""Multiple of the usual time limit for an import of a backend: torch and engines load slowly from some disks."""
 Check: TypeAlias = Callable[[BaseException], bool]
 _ENDS_PROCESS: set[Check] = set()
 
@@ -46,8 +48,8 @@ def message_of(error: BaseException) -> str:
     try:
         with loading("the text of an error"):
             return plain_text(str(error))
-    except LateError as late:
-        return f"<{late}>"
+    except (LateError, FalseInterruptError) as failure:
+        return f"<{failure}>"
     except BaseException as failure:
         if is_outside(failure):
             raise
@@ -83,11 +85,12 @@ def owner_of(error: BaseException) -> str | None:
 
 @contextmanager
 def in_time(what: str, times: float = 1.0) -> Iterator[None]:
-    """Limits what a plugin is asked before a run, or has to build, as loading it is: PluginError names what is late."""
+    """Limits what a plugin is asked before a run, or has to build, as loading it is: PluginError names what is late, or raises
+    KeyboardInterrupt by itself."""
     try:
         with loading(what, times):
             yield
-    except LateError as error:
+    except (LateError, FalseInterruptError) as error:
         raise PluginError(str(error)) from error
 
 
@@ -98,7 +101,7 @@ def attributed(what: str, owner: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:  # a panic in a native library is no Exception
-        if is_outside(error):
+        if is_outside(error) or owner_of(error) not in (None, owner):  # of a plugin that this one has called
             raise
         if isinstance(error, SystemExit):
             raise exit_error(f"{what} {owner}", error) from error

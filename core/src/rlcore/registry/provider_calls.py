@@ -9,16 +9,13 @@ from attrs import evolve
 
 from rlcore.registry.discovery import Entry
 from rlcore.registry.hooks import arguments_problem
-from rlcore.registry.plugin_errors import attributed, fault_of, in_time
+from rlcore.registry.plugin_errors import SLOW, attributed, blame, fault_of, in_time
 from rlcore.spi.context import CheckContext, ModelSpec
 from rlcore.spi.environment import ParseToolCalls
 from rlcore.spi.errors import Note, PluginError, Problem
 from rlcore.spi.planning import PlanContext, PlanOption
 from rlcore.spi.provider import Provider
-from rlcore.time_limit import loading
-
-SLOW = 10.0
-"""Multiple of the usual time limit for an import of a backend: torch and engines load slowly from some disks."""
+from rlcore.time_limit import FalseInterruptError, LateError, loading
 
 
 def max_concurrent(entry: Entry, config: object) -> int | None:
@@ -26,7 +23,7 @@ def max_concurrent(entry: Entry, config: object) -> int | None:
     found = _called(entry, "max_concurrent", provider_of(entry).max_concurrent, config)
     if found is not None and (type(found) is not int or found < 1):
         expected = "expected a number of calls, at least 1, or None"
-        raise PluginError(f"{entry.label}: max_concurrent returned {found!r:.60}; {expected}")
+        raise _own_error(entry, f"max_concurrent returned {found!r:.60}; {expected}")
     return found
 
 
@@ -34,17 +31,13 @@ def shared_kernels(entry: Entry, config: object) -> str | None:
     """The kernels that a backend computes by and others have too, by its provider. PluginError where that is no name."""
     found = _called(entry, "shared_kernels", provider_of(entry).shared_kernels, config)
     if not (found is None or isinstance(found, str)):
-        raise PluginError(f"{entry.label}: shared_kernels returned {found!r:.60}; expected a name, or None")
+        raise _own_error(entry, f"shared_kernels returned {found!r:.60}; expected a name, or None")
     return found
 
 
 def num_devices(entry: Entry, config: object) -> int:
     """Return the devices that one generator spans. PluginError where its provider raises."""
-    try:
-        with loading(f"`num_devices` of {entry.label}"):
-            return int(provider_of(entry).num_devices(config))
-    except BaseException as error:
-        raise PluginError(f"{entry.label}: its function `num_devices` raised {fault_of(error)}") from error
+    return cast("int", _called(entry, "num_devices", lambda options: int(provider_of(entry).num_devices(options)), config))
 
 
 def as_configured(entry: Entry, config: object) -> Entry:
@@ -63,8 +56,9 @@ def engine_tool_parser(entry: Entry, model: ModelSpec, name: str) -> ParseToolCa
     path = provider_of(entry).tool_parser
     if path is None:
         return None
-    with attributed("raised by tool_parser of", entry.label):
-        found = import_object(entry, path)(name, model)
+    parser = import_object(entry, path)
+    with attributed("raised by tool_parser of", entry.label), in_time(f"tool_parser of {entry.label}", SLOW):
+        found = parser(name, model)
     if found is not None and not callable(found):
         raise PluginError(f"{entry.label}: tool_parser returned {found!r:.60}; expected a function of text and tools, or None")
     return cast("ParseToolCalls | None", found)
@@ -104,8 +98,20 @@ def require_arguments(entry: Entry, what: str, function: Callable[..., Any]) -> 
 
 
 def _called(entry: Entry, name: str, function: Callable[..., Any], *arguments: object) -> Any:
-    with attributed(f"raised by {name} of", entry.label), in_time(f"{name} of {entry.label}", SLOW):
-        return function(*arguments)
+    try:
+        with loading(f"{name} of {entry.label}", SLOW):
+            return function(*arguments)
+    except (LateError, FalseInterruptError) as error:
+        raise _own_error(entry, str(error)) from error
+    except BaseException as error:
+        raise _own_error(entry, f"its function `{name}` raised {fault_of(error)}") from error
+
+
+def _own_error(entry: Entry, what: str) -> PluginError:
+    """Return an error of a plugin's, which whoever asked it is not to blame for."""
+    error = PluginError(f"{entry.label}: {what}")
+    blame(error, entry.label)
+    return error
 
 
 def _listed(entry: Entry, field: str, kinds: tuple[type, ...], context: object, config: object) -> tuple[Any, ...]:

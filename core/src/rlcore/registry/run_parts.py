@@ -1,7 +1,6 @@
 """Installed plugins that no recipe names: commands, collectors, observers of the loop, tokenizers, renderers and functions."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from importlib import import_module
 from importlib.metadata import EntryPoint
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -12,7 +11,7 @@ from rlcore.installed import DISABLE_VARIABLE
 from rlcore.published_plugins import how_to_install, published, remedy_for
 from rlcore.registry.discovery import load_group, load_object
 from rlcore.registry.entries import DescribedEntry, Installed
-from rlcore.registry.plugin_errors import attributed, listing_error
+from rlcore.registry.plugin_errors import SLOW, attributed, in_time, listing_error
 from rlcore.registry.states import PluginState, named_state, states_of
 from rlcore.schema.problem import Note, Problem
 from rlcore.spi.collector import RUN_KINDS, CollectorProvider, RunKind
@@ -56,10 +55,11 @@ class CalledEntry(DescribedEntry):
         path = self.paths().get(name)
         if path is None:
             return None
-        function, problem = load_object(EntryPoint(self.name, path, group_of(self.role)), self.label)
+        function, problem = load_object(EntryPoint(self.name, path, group_of(self.role)), self.label, SLOW)
         if problem is not None:
             raise PluginError(f"{self.label} cannot be used: {problem}")
-        with attributed("raised by" if name == self.role else f"raised by the {name} of", self.label):
+        what = "raised by" if name == self.role else f"raised by the {name} of"
+        with attributed(what, self.label), in_time(f"the {name} of {self.label}", SLOW):
             return function(argument)
 
     def check(self, argument: object) -> tuple[Problem | Note, ...]:
@@ -141,9 +141,11 @@ def text_backend(role: Literal["tokenizer", "renderer"]) -> Any:
     the reason of each that is installed and the line that installs one."""
     chosen = highest(TextEntry, role, "reads the text of a run", remedy_for(role))
     assert chosen.provider is not None
-    module, _, name = chosen.provider.backend.partition(":")
-    with attributed("raised as it was built:", chosen.label):
-        return getattr(import_module(module), name)()
+    backend, problem = load_object(EntryPoint(chosen.name, chosen.provider.backend, group_of(role)), chosen.label, SLOW)
+    if problem is not None:
+        raise PluginError(f"{chosen.label} cannot be used: {problem}")
+    with attributed("raised as it was built:", chosen.label), in_time(f"the building of {chosen.label}", SLOW):
+        return backend()
 
 
 @frozen(kw_only=True, eq=False)

@@ -33,14 +33,11 @@ def train(
     progress: Progress,
     tokenizer: Tokenizer | None = None,
     allow_changes: bool = False,
-    replay_schedule: Path | None = None,
 ) -> dict[str, object]:
     """Run a recipe to its last step and return what summary.json holds.
 
     `resume` continues the run of the same name from its newest intact checkpoint; without it an existing run is an error.
     `allow_changes` resumes also where the recipe makes another run of it; every change is noted in any case.
-    `replay_schedule` is the schedule.jsonl of a run of this recipe: each step then trains on the groups that it names, and each
-    part of a sample is generated with the weights that it names; ConfigError where it is of another recipe, or damaged.
     `tokenizer` stands in for the model's own, in tests. Raises InterruptedRun after Ctrl-C, once a checkpoint is saved.
     """
     start = time.perf_counter()
@@ -49,7 +46,7 @@ def train(
     _ = starting(Progress().note)  # before anything is made there
     with (
         ended_by_sigterm(),
-        load_inputs(prepared, tokenizer, replay_schedule=replay_schedule, resume=resume) as inputs,
+        load_inputs(prepared, tokenizer, resume=resume) as inputs,
         directory.locked(),
     ):
         checkpoint = starting(progress.note)  # once more: it might have been another's until now

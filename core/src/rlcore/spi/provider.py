@@ -2,7 +2,6 @@
 heavy."""
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from importlib.metadata import EntryPoint
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -84,11 +83,16 @@ def installed_in(group: str, kind: type[DescriptionT]) -> dict[str, DescriptionT
     or is written for another interface, is left out: the driver lists it with its error."""
     found = {}
     for entry_point in filter(_is_enabled, installed_entry_points().entry_points.select(group=group)):
-        with suppress(BaseException), loading(f"the import of {entry_point.value}"):  # an import may raise anything
-            loaded: Any = entry_point.load()
-            fits = loaded.spi[0] == SPI_VERSION[0] and loaded.spi[1] <= SPI_VERSION[1] and loaded.name == entry_point.name
-            if isinstance(loaded, kind) and fits:
-                found[entry_point.name] = loaded
+        try:
+            with loading(f"the import of {entry_point.value}"):
+                loaded: Any = entry_point.load()
+                fits = loaded.spi[0] == SPI_VERSION[0] and loaded.spi[1] <= SPI_VERSION[1] and loaded.name == entry_point.name
+                if isinstance(loaded, kind) and fits:
+                    found[entry_point.name] = loaded
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # an import may raise anything
+            continue
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
+from rlcore.reading import parse_json
 from rlcore.spi import DataError, Row
 from rlcore_code.conditions import CALLERS, Callers, Questions, bound_by, called_by, calling, defined_by, names_of
 from rlcore_code.config import CodeConfig
@@ -80,7 +81,7 @@ def read_cases(row: Row, config: CodeConfig) -> Cases:
     for index, test in enumerate(tests):
         try:
             cases.append(_read_case(test, known, callers, functions))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # also of values that are too deep to be shown
             problems.append(f"{name}[{index}]: {error}")
     if problems:
         raise DataError("\n".join([f"found {len(problems)} problem(s) with the tests of a row:", *problems]))
@@ -167,7 +168,7 @@ def _of_text(value: Any, opening: str) -> Any:
     if not isinstance(value, str) or not value.lstrip().startswith(opening):
         return value
     try:
-        return json.loads(value)
+        return parse_json(value)
     except ValueError:
         return value  # _read_case refuses it
 
@@ -193,12 +194,12 @@ def _read_call(test: Mapping[str, Any]) -> ValueCase:
     if not isinstance(arguments, Sequence) or isinstance(arguments, str):
         raise ValueError(f"found the arguments {arguments!r:.80}; expected a list of them, by position")
     try:
-        given = [json.dumps(argument, allow_nan=False) for argument in arguments]
-        json.dumps(test["result"], allow_nan=False)
+        # Python's parser, which reads the question, allows fewer levels than a row may have.
+        given = [repr(parse_json(json.dumps(argument, allow_nan=False))) for argument in arguments]
+        parse_json(json.dumps(test["result"], allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ValueError(f"found {dict(test)!r:.80}, which is no JSON: {error}") from error
-    question = f"{name}({', '.join(repr(json.loads(text)) for text in given)})"
-    return ValueCase(question=question, expected=test["result"], is_json=True)
+    return ValueCase(question=f"{name}({', '.join(given)})", expected=test["result"], is_json=True)
 
 
 def _read_assert(text: str, known: set[str], callers: Callers, functions: Container[str]) -> ValueCase | AssertCase:

@@ -14,9 +14,9 @@ def last_box(text: str) -> str | None:
 
 def _outer_boxes(text: str) -> Iterator[str]:
     """Contents of the boxes that stand in no other one."""
-    position = 0
+    position, ends = 0, _closing_braces(text)
     while match := BOX.search(text, position):
-        end = _closing_brace(text, match.end())
+        end = ends.get(match.end() - 1)
         if end is None:
             position = match.end()  # one within it may be closed
         else:
@@ -24,12 +24,12 @@ def _outer_boxes(text: str) -> Iterator[str]:
             position = end + 1
 
 
-def _closing_brace(text: str, start: int) -> int | None:
-    """The index of the brace that closes the one before `start`; None where none does."""
-    depth = 1
-    for match in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, start):
-        if match.group() in "{}":
-            depth += 1 if match.group() == "{" else -1
-            if depth == 0:
-                return match.start()
-    return None
+def _closing_braces(text: str) -> dict[int, int]:
+    """The index of the brace that closes each one, by the index of that; found in one pass."""
+    found, opened = {}, list[int]()
+    for match in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text):
+        if match.group() == "{":
+            opened.append(match.start())
+        elif match.group() == "}" and opened:
+            found[opened.pop()] = match.start()
+    return found

@@ -59,7 +59,8 @@ def model_problems(path: str) -> list[Problem]:
 
 
 def unreadable_files(directory: Path) -> list[Problem]:
-    """Return a problem for each file that transformers would wait for, such as a named pipe, or that is too large to read."""
+    """Return a problem for each file that transformers would wait for, such as a named pipe, that is too large to read, or that
+    leads nowhere, as links of the Hub's cache do whose content is gone: each reader would go on without it."""
     problems = []
     for folder in (directory, directory / ADDITIONAL_TEMPLATES):
         for file in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -67,7 +68,9 @@ def unreadable_files(directory: Path) -> list[Problem]:
                 if not file.is_dir():
                     require_file(file, MAX_BYTES if file.suffix in _READ_WHOLE else None)
             except FileNotFoundError:
-                continue  # a broken link, which the reader of the file reports
+                if file.is_symlink() and file.suffix in (*_READ_WHOLE, ".safetensors"):
+                    found = f"a link that leads nowhere ({file.readlink()})"
+                    problems.append(_problem(file, found, "a file of a model", "Download the model again"))
             except OSError as error:
                 problems.append(_problem(file, error.strerror or str(error), "a file of a model", "Take it out of the folder"))
     return problems

@@ -3,6 +3,7 @@
 An agent server of NeMo Gym has one model server, whose address is fixed when it starts. What an agent hands on unchanged, from
 `/run` to each request that its model server makes, is `responses_create_params.metadata`."""
 
+import asyncio
 import json
 import secrets
 import socket
@@ -20,6 +21,7 @@ from attrs import define
 from rlcore.spi import SessionEndpoint
 from rlcore_nemo_gym.config import SECTION
 from rlcore_workers import http_server
+from rlcore_workers.http_connections import BODY_S
 
 KEY = "rlcore_episode"
 """The key of metadata that names an episode."""
@@ -102,8 +104,10 @@ class PolicyServer:
 
     async def _respond(self, request: web.Request) -> web.Response:
         try:
-            body = await request.json()
-        except (ValueError, RecursionError) as error:
+            body = await _json_of(request)
+        except TimeoutError:
+            return _error(408, f"the request's body had not come in {BODY_S:g} s; expected all of it. Send it again")
+        except (ValueError, RecursionError, web.RequestPayloadError) as error:
             return _error(400, f"the request's body is no JSON that can be read: {error}")
         key = _key(body)
         episode = self._episodes.get(key) if isinstance(key, str) else None
@@ -121,8 +125,8 @@ class PolicyServer:
     async def _refuse_route(self, request: web.Request) -> web.Response:
         message = f"found {request.method} {request.path}; expected POST /v1/responses, which is all that the policy answers"
         try:
-            key = _key(await request.json())
-        except (ValueError, RecursionError):
+            key = _key(await _json_of(request))
+        except (TimeoutError, ValueError, RecursionError, web.RequestPayloadError):
             key = None
         episode = self._episodes.get(key) if isinstance(key, str) else None
         if episode is not None:
@@ -131,6 +135,13 @@ class PolicyServer:
             for one in tuple(self._episodes.values()):
                 one.stray = message
         return _error(404, message)
+
+
+async def _json_of(request: web.Request) -> Any:
+    """Return a body's JSON, read in limited time, and parsed beside the server's loop."""
+    async with asyncio.timeout(BODY_S):
+        content = await request.read()
+    return await asyncio.to_thread(json.loads, content)
 
 
 def _key(body: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 from attrs import frozen
 
+from rlcore.reading import parse_json
 from rlcore.spi import RewardError
 from rlcore_openenv.config import OpenEnvConfig
 from rlcore_workers.functions import brief, call, load_function
@@ -84,7 +85,7 @@ def _json_attempt(text: str) -> Attempt:
 def _call(call: Mapping[str, Any]) -> Attempt:
     function, call_id = call["function"], call.get("id")
     try:
-        arguments = json.loads(function.get("arguments") or "{}")
+        arguments = parse_json(function.get("arguments") or "{}")
     except ValueError:
         arguments = None
     if not isinstance(arguments, dict):

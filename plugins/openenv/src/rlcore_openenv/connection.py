@@ -1,7 +1,6 @@
 """A connection to an OpenEnv server: an instance of its environment, by messages over a WebSocket."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Literal, TypeGuard
@@ -9,6 +8,7 @@ from typing import Any, Literal, TypeGuard
 import aiohttp
 from attrs import frozen
 
+from rlcore.reading import parse_json
 from rlcore.spi import RewardError
 
 Request = Literal["reset", "step"]
@@ -80,7 +80,7 @@ class Connection:
     def _read(self, request: Request, text: str | bytes) -> Observed:
         reply: Any = None
         with suppress(ValueError):
-            reply = json.loads(text)
+            reply = parse_json(text)
         match reply:
             case {"type": "error", "data": dict(data)}:
                 raise self._refusal(request, data)

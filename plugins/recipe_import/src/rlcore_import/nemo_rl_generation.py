@@ -45,10 +45,16 @@ def import_generation(source: Source, values: dict[str, Any]) -> None:
         values[f"{section}.enforce_eager"] = True
     if not source.flag(f"{vllm}.enable_prefix_caching", True):
         values[f"{section}.prefix_caching"] = False
-    if source.text(f"{vllm}.kv_cache_dtype", "auto").startswith("fp8"):
+    trained = source.text("policy.precision", values["model.dtype"])
+    cache, precision = source.text(f"{vllm}.kv_cache_dtype", "auto"), source.text(f"{vllm}.precision", trained)
+    if cache.startswith("fp8"):
         values[f"{section}.kv_cache_dtype"] = "fp8"
-    if source.text(f"{vllm}.precision", "") == "fp8":
+    elif cache not in ("auto", values["model.dtype"]):
+        source.report(f"{vllm}.kv_cache_dtype", "keys and values are kept in model.dtype")
+    if precision == "fp8":
         values[f"{section}.quantization"] = "fp8_per_block"
+    elif precision not in (trained, "auto", values["model.dtype"]):
+        source.report(f"{vllm}.precision", "samples are generated in model.dtype")
     for key in ("max_num_seqs", "max_num_batched_tokens"):
         if found := source.integer(f"{GEN}.vllm_kwargs.{key}", least=1):
             values[f"{section}.{key}"] = found

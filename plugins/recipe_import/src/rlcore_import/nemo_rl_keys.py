@@ -185,7 +185,7 @@ MAPPED: dict[str, str] = {
     "policy.generation.vllm_cfg.enforce_eager": "generator.vllm.enforce_eager if true",
     "policy.generation.vllm_cfg.enable_prefix_caching": "generator.vllm.prefix_caching",
     "policy.generation.vllm_cfg.kv_cache_dtype": "generator.vllm.kv_cache_dtype",
-    "policy.generation.vllm_cfg.precision": 'generator.vllm.quantization = "fp8_per_block" if it is fp8',
+    "policy.generation.vllm_cfg.precision": 'generator.vllm.quantization = "fp8_per_block" if fp8; others reported',
     "policy.generation.vllm_kwargs.max_num_seqs": "generator.vllm.max_num_seqs",
     "policy.generation.vllm_kwargs.max_num_batched_tokens": "generator.vllm.max_num_batched_tokens",
     "policy.generation.colocated.enabled": "cluster.placement",

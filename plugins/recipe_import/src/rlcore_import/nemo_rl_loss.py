@@ -58,6 +58,8 @@ def _shaping(source: Source, values: dict[str, Any]) -> None:
         source.report(f"{SHAPING}.stop_properly_penalty_coef", "rewards of answers that were cut are not scaled down")
         return
     over = answer - (longest - buffer)
+    if over <= 0 and penalty:
+        source.report(f"{SHAPING}.enabled", f"answers of at most {answer} tokens have no penalty: it begins behind them")
     if over <= 0 or not penalty:
         return
     values[f"{GRPO}.length_penalty"] = "soft_overlong"

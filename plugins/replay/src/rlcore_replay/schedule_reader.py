@@ -24,8 +24,8 @@ class ReplayCollector(EpisodeCollector):
     replay: ScheduleReplay
 
     def __init__(self, context: CollectorContext) -> None:
-        assert context.replay_schedule is not None, "what this collector is for"
-        self.replay = read_replay(context.replay_schedule, context.plan, resume=context.resume)
+        assert context.plan.replay_schedule is not None, "what this collector is for"
+        self.replay = read_replay(context.plan.replay_schedule, context.plan, resume=context.resume)
         super().__init__(context)
 
     def build(self, split: Split, on_tokens: OnTokens | None, **parts: Any) -> EpisodeSampler:

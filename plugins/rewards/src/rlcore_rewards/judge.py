@@ -25,6 +25,7 @@ from rlcore.spi import (
 from rlcore_rewards.judge_config import JudgeConfig
 from rlcore_rewards.judge_template import filled, pattern_fault, row_fields, score_of
 from rlcore_rewards.prompts import PROMPT, observation_of, prompt_problems
+from rlcore_workers.functions import brief
 
 SECTION = "environment.judge"
 CLOSE_S = 2.0
@@ -78,20 +79,37 @@ class JudgeBackend:
                 max_tokens=config.max_tokens,
             )
         except Exception as error:  # of a library that is imported only here
-            what = masked(f"the judge {config.model!r} at {config.base_url}: {type(error).__name__}: {error}")
+            cause = "" if error.__cause__ is None else f" ({error.__cause__})"
+            what = masked(f"{self._label}: {type(error).__name__}: {error}{cause}")
             # Not `from error`, whose own words are what the endpoint said.
             raise (PluginError if type(error).__name__ in WRONG else RewardError)(what) from None
-        return answer.choices[0].message.content or ""
+        try:
+            content = answer.choices[0].message.content
+            if isinstance(content, list):
+                content = "".join(part["text"] for part in content if part["type"] == "text")
+            if content is None or isinstance(content, str):
+                return content or ""
+        except (AttributeError, LookupError, TypeError):
+            pass
+        raise RewardError(masked(f"{self._label}: replied {brief(answer)}; expected choices[0].message.content, a text"))
+
+    @property
+    def _label(self) -> str:
+        return f"the judge {self._config.model!r} at {self._config.base_url}"
 
     def _endpoint(self) -> Any:
         from openai import AsyncOpenAI
 
+        from rlcore_rewards.bounded_replies import bounded_client
+
         loop, config = asyncio.get_running_loop(), self._config
         if loop not in self._clients:
+            http_client: Any = bounded_client(config.timeout_s)  # openai 2 types it by httpx, 3 by httpx2, and takes both
             self._clients[loop] = AsyncOpenAI(
                 base_url=config.base_url,
                 api_key="none" if config.api_key_env is None else keep_secret(os.environ.get(config.api_key_env, "")),
                 timeout=config.timeout_s,
+                http_client=http_client,
                 max_retries=config.max_attempts - 1,
             )
         return self._clients[loop]

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlcore.reading import parse_json
 from rlcore.schema.types import is_number
 from rlcore.spi import Message, RewardError
 from rlcore_rewards.judge_config import JudgeConfig
@@ -58,7 +59,7 @@ def _last_match(answer: str, pattern: str) -> float | None:
 def _field(answer: str, name: str) -> float | None:
     """A number in the JSON object between the first and the last brace: judges like to write around it."""
     try:
-        value = json.loads(answer[answer.index("{") : answer.rindex("}") + 1])[name]
+        value = parse_json(answer[answer.index("{") : answer.rindex("}") + 1])[name]
     except (ValueError, KeyError, TypeError):
         return None
     return float(value) if is_number(value) else None

@@ -10,6 +10,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from rlcore.run.data.mixes import rows_at
 from rlcore.run.data.prompt_stream import Stream
 from rlcore.run.protocols import CollectedRollouts, Source
 from rlcore.run.report.progress import Progress
@@ -37,7 +38,7 @@ class HeldOutEvaluator:
 
     def evaluate(self, weight_version: int, keep: Callable[[CollectedRollouts], None] | None = None) -> dict[str, float]:
         """Return the metrics of an evaluation, named `eval/…`; `keep` is called with its answers."""
-        rows = [self.rows[int(index)] for index in self.kept]
+        rows = rows_at(self.rows, self.kept)
         collected = self.sampler.collect(rows, weight_version, (self.seed, Stream.EVALUATION))
         if keep is not None:
             keep(collected)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from attrs import evolve
 
+from rlcore.run.data.mixes import rows_at
 from rlcore.run.data.prompt_stream import PromptOrder, Stream
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.protocols import CollectedRollouts, Source, always
@@ -229,7 +230,7 @@ class RolloutSource(Source):
     def _plan_of(self, step: int) -> StepPlan:
         indices = self._kept[self._stream.indices(step)]
         return StepPlan(
-            rows=[self._rows[int(index)] for index in indices],
+            rows=rows_at(self._rows, indices),
             draws=Draws((self._seed, Stream.ROLLOUTS, step + 1), len(indices), self._sampler.samples_per_prompt),
             spare=self._following(step),
         )

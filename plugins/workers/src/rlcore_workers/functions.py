@@ -31,7 +31,9 @@ def load_function(path: str, key: str, expected: str = FORM) -> Function:
     try:
         with loading(module, _TIMES):
             found = getattr(_module(module), name)
-    except (Exception, SystemExit) as error:  # whatever the user's module raises, or a script that ends by itself
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the user's module raises, or a script that ends by itself
         where = _place_in(os.path.realpath(expanded(module)), error) if module.endswith(".py") else ""
         what = f"{path!r}, which does not load ({type(error).__name__}{where}: {error})"
         raise ConfigError([Problem(path=key, found=what, expected=expected)]) from error

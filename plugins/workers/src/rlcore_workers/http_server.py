@@ -3,12 +3,12 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlcore.spi import ConfigError, Problem
+from rlcore_workers.http_connections import IDLE_S, Connection, max_connections
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -48,13 +48,12 @@ class ServerThread(threading.Thread):
         listens: socket.socket,
         *,
         name: str,
-        connection: "Callable[[web.Server], asyncio.BaseProtocol]" = lambda server: server(),
         **options: Any,
     ) -> None:
-        """The thread closes the socket. `connection` makes what reads a new connection, and `options` are aiohttp's own."""
+        """The thread closes the socket. `options` are aiohttp's own."""
         super().__init__(daemon=True, name=name)
         self._application, self._socket = application, listens
-        self._connection, self._options = connection, options
+        self._options = options
         self._loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
         self._serving: Future[None] = Future()
@@ -91,12 +90,17 @@ class ServerThread(threading.Thread):
 
         # A client that goes away takes its request with it: what it never read is no part of its session.
         runner = web.AppRunner(
-            self._application, handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_S, **self._options
+            self._application,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=CLOSE_S,
+            keepalive_timeout=IDLE_S,
+            **self._options,
         )
         await runner.setup()
         assert runner.server is not None
         try:
-            connection = partial(self._connection, runner.server)
+            connection = partial(Connection, runner.server, max_connections())
             server = await self._loop.create_server(connection, sock=self._socket, backlog=BACKLOG)
             self._serving.set_result(None)
             await self._ended.wait()

@@ -33,6 +33,15 @@ def test_another_value_is_another_digest(other):
     assert rows_digest([ROW]) == rows_digest([dict(ROW)]) != rows_digest([other])
 
 
+LOOP: dict[str, object] = {}
+LOOP["own"] = LOOP
+
+
+@pytest.mark.parametrize("value", [LOOP, 10**5000, {(1, 2): 3, "a": LOOP}], ids=["loop", "long", "keys"])
+def test_rows_that_json_cannot_hold_count_by_their_fields(value):
+    assert rows_digest([{"prompt": value}]) == rows_digest([{"prompt": value}]) != rows_digest([{"question": value}])
+
+
 def test_the_order_counts_and_so_does_each_row():
     rows = [{"prompt": "a"}, {"prompt": "b"}]
     assert len({rows_digest(taken) for taken in (rows, rows[::-1], rows[:1], rows * 2)}) == 4

@@ -1,18 +1,21 @@
 """What a run reads before its first step: rows within the limits, and what is odd about them."""
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from attrs import evolve
 
 from rlcore.config.model import ModelConfig
+from rlcore.run.data.mixes import chunks_of, rows_at
 from rlcore.run.data.text import renderer, tokenizers
-from rlcore.run.plan.inputs import load_inputs
+from rlcore.run.plan.inputs import Inputs, load_inputs
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.spi import DataError, PluginError
+from rlcore.spi import DataError, PluginError, Row
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore_text.tokenizers.tokenizer import load_tokenizer
 from rlcore_torchkit.testing.models import make_tokenizer
@@ -78,6 +81,48 @@ def test_rows_that_are_measured_alone_may_stand_in_for_those_to_train_on(prepare
     with load_inputs(evolve(plan, evaluating=True), FakeTokenizer()) as inputs:
         assert inputs.notes == ()
     with pytest.raises(DataError, match="2 of 2 held-out"), load_inputs(plan, FakeTokenizer()):
+        pass
+
+
+class LateRows(list[Row]):
+    """Rows that are there, and never come."""
+
+    def __iter__(self) -> Iterator[Row]:
+        time.sleep(60)
+        return super().__iter__()
+
+    def __getitem__(self, index: Any) -> Any:
+        time.sleep(60)
+        return super().__getitem__(index)
+
+
+READS: dict[str, Callable[[Inputs], object]] = {
+    "digest of rows that are read": lambda inputs: inputs.train_digests(),
+    "digest of an environment's rows": lambda inputs: evolve(
+        inputs, train_sets=[evolve(one, config=evolve(one.config, source="environment")) for one in inputs.train_sets]
+    ).train_digests(),
+    "rows of a step": lambda inputs: rows_at(inputs.train_sets[0].rows, np.arange(1), "data.train"),
+    "rows in chunks": lambda inputs: list(chunks_of(inputs.train_sets[0].rows, "data.train")),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_rows_that_do_not_come_are_named(
+    prepared: Callable[..., RunPlan], monkeypatch: pytest.MonkeyPatch, read: Callable[[Inputs], object]
+) -> None:
+    plan = evolve(prepared("data.train.source=python"), given_rows={"train": [{"prompt": "a:"}]})
+    with load_inputs(plan, FakeTokenizer()) as inputs:
+        late = evolve(inputs, train_sets=[evolve(one, rows=LateRows(one.rows)) for one in inputs.train_sets])
+        monkeypatch.setattr("rlcore.time_limit.load_seconds", lambda: 0.005)
+        with pytest.raises(PluginError, match=r"rows .*data\.train.* 0\.05 s"):
+            read(late)
+
+
+def test_prompts_that_json_cannot_hold_do_not_overlap(prepared: Callable[..., RunPlan]) -> None:
+    plan = prepared("data.train.source=environment", "data.evaluation.source=environment", "data.on_overlap=error")
+    rows: list[Row] = [{"prompt": {1: "a", "b": 2}}, {"prompt": "a:"}]  # keys that cannot be sorted
+    plan.environment.rows = lambda split: rows  # type: ignore[union-attr, method-assign, assignment]
+    with pytest.raises(DataError, match="1 of 2 held-out"), load_inputs(plan, FakeTokenizer()):
         pass
 
 

@@ -21,9 +21,21 @@ def test_a_last_line_that_only_lacks_its_end_counts(tmp_path: Path) -> None:
     assert len(read_metrics_file(tmp_path / "metrics.jsonl")) == 2
 
 
-def test_steps_are_in_order_whatever_the_order_of_lines(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(STEPS.splitlines()[::-1]) + b"\n")
-    assert [record["step"] for record in read_metrics_file(tmp_path / "metrics.jsonl")] == [0, 1]
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [
+        ((1, 0), "line 2: found step 0 behind step 1"),
+        ((0, 1, 1), "line 3: found step 1 behind step 1"),
+        ((0, 71, 2, 3), "line 3: found step 2 behind step 71"),
+    ],
+)
+def test_steps_out_of_order_are_named(tmp_path: Path, steps: tuple[int, ...], found: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {step}, "loss": 1.5}}\n' for step in steps))
+    with pytest.raises(CheckpointError) as caught:
+        read_metrics_file(tmp_path / "metrics.jsonl")
+    assert str(caught.value).count("found step") == 1
+    assert f"{tmp_path / 'metrics.jsonl'} is damaged" in str(caught.value)
+    assert found in str(caught.value)
 
 
 def test_a_later_line_adds_to_the_figures_of_its_step(tmp_path: Path) -> None:
@@ -42,6 +54,7 @@ def test_a_later_line_adds_to_the_figures_of_its_step(tmp_path: Path) -> None:
         (b"[1, 2]", "'[1, 2]'"),
         (b"", "''"),
         (b'{"loss": 1.0}', "'{\"loss\": 1.0}'"),
+        (b'{"step": -3, "loss": 1.0}', '\'{"step": -3, "loss": 1.0}\''),
         (b'{"step": "3"}', '\'{"step": "3"}\''),
         (b'{"step": 3, "reward_mean": "high"}', "reward_mean = 'high'"),
     ],

@@ -1,13 +1,14 @@
-"""Several data sets as one sequence of rows, and several environments as one: each row goes to that of its data set."""
+"""Rows in limited time, several data sets as one sequence of rows, and several environments as one by the rows' data sets."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
 from attrs import evolve, frozen
 
+from rlcore.registry.plugin_errors import in_time
 from rlcore.spi import (
     AgentEnvironment,
     DataError,
@@ -24,6 +25,30 @@ from rlcore.spi.arrays import Int64Array
 
 DATA_SET = "data_set"
 """The field of a row that names its set."""
+CHUNK_ROWS = 2048
+TIMES = 10.0
+"""Multiple of the usual time limit for what reads or makes rows."""
+
+
+def chunks_of(rows: Iterable[Row], key: str = "the data") -> Iterator[tuple[int, list[Row]]]:
+    """Yield the rows in order, so many at a time, each with the number of its first. PluginError where a chunk takes too long
+    to be read or made; `key` names the data set."""
+    iterator: Iterator[Row] | None = None
+    start = 0
+    while True:
+        with in_time(f"taking rows from {start} on of {key}", TIMES):
+            iterator = iterator or iter(rows)
+            chunk = list(islice(iterator, CHUNK_ROWS))
+        if not chunk:
+            return
+        yield start, chunk
+        start += len(chunk)
+
+
+def rows_at(rows: Sequence[Row], numbers: Int64Array, key: str = "the data") -> list[Row]:
+    """Return the rows of these numbers. PluginError where they take too long; `key` names the data set."""
+    with in_time(f"taking {len(numbers)} rows of {key}", TIMES):
+        return [rows[number] for number in numbers.tolist()]
 
 
 class MixedRows(LazyRows):

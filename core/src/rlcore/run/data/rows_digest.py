@@ -27,10 +27,15 @@ class RowDigests:
 
 def rows_digest(rows: Iterable[Row]) -> str:
     """SHA-256 of the rows in their order, each with the names and values of its fields. Of a value that is neither JSON's nor
-    a table's, its class alone counts."""
+    a table's, its class alone counts; of a field that holds itself, or too deep values, its name."""
     digest = hashlib.sha256()
     for row in rows:
-        digest.update(json.dumps(dict(row), skipkeys=True, default=_plain).encode(errors="surrogatepass"))
+        fields = dict(row)
+        try:
+            text = json.dumps(fields, skipkeys=True, default=_plain)
+        except (ValueError, RecursionError):
+            text = json.dumps(list(map(str, fields)))
+        digest.update(text.encode(errors="surrogatepass"))
         digest.update(b"\n")
     return digest.hexdigest()
 

@@ -29,8 +29,6 @@ class CollectorContext:
     tokenizer: Tokenizer
     vocab_size: int | None
     """The number of the model's tokens; None where it is not known."""
-    replay_schedule: Path | None = None
-    """The schedule.jsonl of the run that is to be repeated; None where none is."""
     resume: bool = False
     """True where the run continues from a checkpoint."""
 
@@ -94,7 +92,7 @@ class Collector(ABC):
 
 def build_collector(context: CollectorContext) -> Collector:
     """Build the installed collector of a run. PluginError where there is none, or it is none."""
-    entry = collector(_kind(context.plan) if context.replay_schedule is None else "replay")
+    entry = collector(_kind(context.plan))
     built = entry.call("collector", context)
     if not isinstance(built, Collector):
         raise PluginError(f"{entry.label} returned a {type(built).__name__}; expected a Collector")
@@ -107,4 +105,6 @@ def collector_problems(plan: RunPlan) -> tuple[Problem | Note, ...]:
 
 
 def _kind(plan: RunPlan) -> RunKind:
+    if plan.replay_schedule is not None:
+        return "replay"
     return "agents" if plan.runs_agents else "episodes"

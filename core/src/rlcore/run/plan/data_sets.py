@@ -10,7 +10,7 @@ from rlcore.config.data import DatasetConfig, Split
 from rlcore.registry.discovery import Entry
 from rlcore.registry.sample_checks import check_vocabulary
 from rlcore.run.data.examples import Examples, joined_examples
-from rlcore.run.data.mixes import DATA_SET, MixedAgents, MixedEnvironment, MixedRows, of_set
+from rlcore.run.data.mixes import DATA_SET, MixedAgents, MixedEnvironment, MixedRows, chunks_of, of_set
 from rlcore.run.data.text import Observe, renderer, row_name
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import AgentEnvironment, DataError, Environment, Observation, Row, Tokenizer
@@ -60,7 +60,7 @@ def _require_unnamed(prepared: RunPlan, key: str, rows: Sequence[Row]) -> None:
     environment = prepared.environment
     if not isinstance(environment, MixedEnvironment | MixedAgents):
         return
-    for number, row in enumerate(rows):
+    for number, row in ((start + place, row) for start, chunk in chunks_of(rows, key) for place, row in enumerate(chunk)):
         if str(row.get(DATA_SET)) in environment.of_set:
             raise DataError(
                 f"{key}: {row_name(rows, number)} has a field {DATA_SET!r} with {row[DATA_SET]!r}, a set of the other split's "

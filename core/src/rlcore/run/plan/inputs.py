@@ -4,8 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from itertools import compress
-from pathlib import Path
+from itertools import chain, compress
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from rlcore.config.data import DataConfig
 from rlcore.config.recipe import Recipe
 from rlcore.model_files import config_number
 from rlcore.run.data.examples import Examples
-from rlcore.run.data.mixes import MixedRows, of_set
+from rlcore.run.data.mixes import MixedRows, chunks_of, of_set
 from rlcore.run.data.prompt_stream import MixedStream, PromptOrder, PromptStream
 from rlcore.run.data.rows_digest import RowDigests, rows_digest, sampled
 from rlcore.run.data.text import tokenizers
@@ -61,8 +60,8 @@ class Inputs:
         own = [one for one in self.train_sets if one.config.source == "environment"]
         read = [one for one in self.train_sets if one.config.source != "environment"]
         return RowDigests(
-            read=rows_digest(of_set(row, one.name) for one in read for row in one.rows) if read else None,
-            own=rows_digest(of_set(row, one.name) for one in own for row in sampled(one.rows)) if own else None,
+            read=rows_digest(of_set(row, one.name) for one in read for row in _each(one.rows, one.key)) if read else None,
+            own=rows_digest(of_set(row, one.name) for one in own for row in _each(sampled(one.rows), one.key)) if own else None,
         )
 
     @property
@@ -94,12 +93,10 @@ class Inputs:
 
 
 @contextmanager
-def load_inputs(
-    prepared: RunPlan, tokenizer: Tokenizer | None = None, *, replay_schedule: Path | None = None, resume: bool = False
-) -> Iterator[Inputs]:
-    """Read and check all data; the collector is closed at the end. `replay_schedule` is that of the run to be repeated."""
+def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None, *, resume: bool = False) -> Iterator[Inputs]:
+    """Read and check all data; the collector is closed at the end."""
     recipe = prepared.recipe
-    if replay_schedule is not None and prepared.algorithm.needs.source != "rollouts":
+    if prepared.replay_schedule is not None and prepared.algorithm.needs.source != "rollouts":
         found, expected = f"algorithm {recipe.algorithm.name!r}, which learns from a data set", "one that learns from samples"
         raise ConfigError([Problem(path="--replay-schedule", found=found, expected=expected)])
     tokenizer = tokenizer or tokenizers().load_tokenizer(recipe.model)
@@ -108,9 +105,7 @@ def load_inputs(
     with ExitStack() as stack:
         collector = None
         if prepared.environment is not None:
-            context = CollectorContext(
-                plan=prepared, tokenizer=tokenizer, vocab_size=vocab_size, replay_schedule=replay_schedule, resume=resume
-            )
+            context = CollectorContext(plan=prepared, tokenizer=tokenizer, vocab_size=vocab_size, resume=resume)
             collector = stack.enter_context(closing(build_collector(context)))
         observe = collector.observe if collector is not None and prepared.resets_cheaply else None
         train_sets = data_sets(prepared, "train")
@@ -182,7 +177,11 @@ def _taken(rows: Sequence[Row], numbers: Int64Array) -> Iterable[Row]:
     """Some of the rows, in order, gone through as a whole: that is faster than to take each by its number."""
     wanted = np.zeros(len(rows), np.bool_)
     wanted[numbers] = True
-    return compress(rows, wanted.tolist())
+    return compress(_each(rows, "the data"), wanted.tolist())
+
+
+def _each(rows: Iterable[Row], key: str) -> Iterator[Row]:
+    return chain.from_iterable(chunk for _, chunk in chunks_of(rows, key))
 
 
 def _overlap(data: DataConfig, train: Iterable[Row], evaluation: Iterable[Row]) -> Iterator[str]:
@@ -197,9 +196,13 @@ def _overlap(data: DataConfig, train: Iterable[Row], evaluation: Iterable[Row]) 
     yield f"{found}, so that evaluations measure what was trained on"
 
 
-def _prompt_key(row: Row) -> str:
-    """Return a row's prompt, as text; the whole row where only the environment makes a prompt of it."""
+def _prompt_key(row: Row) -> object:
+    """What a row asks, as text; the whole row where only the environment makes a prompt of it. An object that equals no other
+    where JSON cannot hold that."""
     prompt = row.get("prompt")
-    return (
-        prompt if isinstance(prompt, str) else json.dumps(dict(row) if prompt is None else prompt, sort_keys=True, default=str)
-    )
+    if isinstance(prompt, str):
+        return prompt
+    try:
+        return json.dumps(dict(row) if prompt is None else prompt, sort_keys=True, default=str)
+    except (TypeError, ValueError, RecursionError):  # keys of several types, values that hold themselves
+        return object()

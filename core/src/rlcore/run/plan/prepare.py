@@ -29,14 +29,16 @@ def prepare(
     *,
     evaluating: bool = False,
     continues: bool = False,
+    replay_schedule: Path | None = None,
     registry: Registry | None = None,
     given: InProcessOverrides | None = None,
 ) -> RunPlan:
     """Read, check and select. Raises what is wrong, all problems of one kind at once; allocates nothing.
 
     `recipe` is a file, or what one would hold. `evaluating`: the held-out set is measured, whatever the recipe says of a
-    training. `continues`: a checkpoint is loaded, so that adapters to begin with need not be there. `registry` stands in
-    for the installed plugins, in tests; `given` for parts of the recipe.
+    training. `continues`: a checkpoint is loaded, so that adapters to begin with need not be there. `replay_schedule`: the
+    schedule.jsonl of the run to be repeated. `registry` stands in for the installed plugins, in tests; `given` for parts of
+    the recipe.
     """
     raw = read_raw(recipe, overrides) if isinstance(recipe, Path) else raw_from(recipe, overrides, "the recipe")
     if problems := [_masked_problem(raw, key) for key in masked_keys(raw.values)]:
@@ -44,7 +46,7 @@ def prepare(
     made, found = convert_recipe(raw if given is None else given.in_place(raw), registry)
     registry = found if given is None else given.described(found)
     try:
-        plan = evolve(_plan(made, registry, evaluating, continues), evaluating=evaluating)
+        plan = evolve(_plan(made, registry, evaluating, continues, replay_schedule), evaluating=evaluating)
     except PluginError as error:
         for note in unread_cluster_keys(raw, registry):
             error.add_note(note)
@@ -67,7 +69,7 @@ def prepare(
     return evolve(plan, environment=environment)
 
 
-def _plan(recipe: Recipe, registry: Registry, evaluating: bool, continues: bool) -> RunPlan:
+def _plan(recipe: Recipe, registry: Registry, evaluating: bool, continues: bool, replay_schedule: Path | None) -> RunPlan:
     """The checked plan, without its environment."""
     if evaluating:
         recipe = evolve(
@@ -84,7 +86,8 @@ def _plan(recipe: Recipe, registry: Registry, evaluating: bool, continues: bool)
         recipe = evolve(plan.recipe, cluster=None, reference=alone)  # there are no ranks to place, nor to lay out
         plan = evolve(plan, recipe=recipe)
     channel = choose_channel(recipe, plan.chosen, device, registry)
-    plan = evolve(plan, ranks_per_generator=ranks_per_generator(recipe, plan.chosen), channel=channel, continues=continues)
+    ranks = ranks_per_generator(recipe, plan.chosen)
+    plan = evolve(plan, ranks_per_generator=ranks, channel=channel, continues=continues, replay_schedule=replay_schedule)
     try:
         plan = with_planned_options(plan)
     except RlcoreError:

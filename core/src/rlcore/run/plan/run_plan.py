@@ -44,6 +44,9 @@ class RunPlan:
     """True where a model is measured and nothing trained."""
     continues: bool = False
     """True where the trainer's state is a checkpoint's: adapters that the run began with are in it, and not read again."""
+    replay_schedule: Path | None = None
+    """The schedule.jsonl of a run of this recipe: each step then trains on the groups that it names, and each part of a sample
+    is generated with the weights that it names. None where no run is repeated."""
     planned_options: frozenset[str] = frozenset()
     """Keys of the generator's section that said "auto", and hold what its plan says."""
     notes: tuple[str, ...] = ()

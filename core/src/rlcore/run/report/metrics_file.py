@@ -11,6 +11,9 @@ from rlcore.reading import parse_json, read_bytes
 from rlcore.run.report.timing import STEP_PHASES
 from rlcore.spi import CheckpointError
 
+LATER = "checkpoint_eval/"
+"""How the names of figures begin that may come after those of later steps."""
+
 
 def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
     """Write a line of a step, which is on disk when this returns. Raises StorageError where it cannot be written."""
@@ -26,16 +29,20 @@ def read_metrics_file(path: Path) -> list[dict[str, float]]:
     if not lexists(path):
         return []
     *lines, rest = read_bytes(path).split(b"\n")
-    records, problems = [], []
+    records, problems, last = [], [], -1.0
     for number, line in enumerate([*lines, rest] if isinstance(_parse(rest), dict) else lines, start=1):
         record = _parse(line)
         if isinstance(record, str):
             problems.append(f"\n  - line {number}: found {record}")
-        else:
-            records.append(record)
+            continue
+        records.append(record)
+        if not all(name == "step" or name.startswith(LATER) for name in record) or len(record) == 1:
+            if record["step"] <= last:
+                problems.append(f"\n  - line {number}: found step {record['step']} behind step {last:g}")
+            last = record["step"]
     if problems:
         raise CheckpointError(
-            f"{path} is damaged; expected one JSON object a line, with a whole number `step` and numbers as figures:"
+            f"{path} is damaged; expected one JSON object a line, with a whole number `step`, in order, and numbers as figures:"
             f"{''.join(problems)}\nRepair these lines, or remove them: each holds the figures of one step, which are lost then."
         )
     merged: dict[int, dict[str, float]] = {}
@@ -52,7 +59,7 @@ def _parse(line: bytes) -> dict[str, float] | str:
         record = parse_json(line)
     except ValueError:  # no JSON, no UTF-8, or too deep
         return shown
-    if not isinstance(record, Mapping) or type(record.get("step")) is not int:
+    if not isinstance(record, Mapping) or type(record.get("step")) is not int or record["step"] < 0:
         return shown
     wrong = [
         name

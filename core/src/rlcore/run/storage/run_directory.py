@@ -213,7 +213,7 @@ def describe_environment(distributions: Sequence[str]) -> dict[str, object]:
     for name in (*distributions, *VERSIONS_OF):
         try:
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
+        except (metadata.PackageNotFoundError, ValueError):  # also one whose METADATA cannot be read
             continue
     return {
         "python": platform.python_version(),

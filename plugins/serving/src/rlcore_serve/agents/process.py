@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
-import json
 import signal
 from asyncio.subprocess import PIPE
 from collections.abc import Mapping, Sequence
 
+from rlcore.reading import parse_json
 from rlcore.secrets import child_environment, masked
 from rlcore.spi import PluginError, RewardError
 from rlcore_workers.descendants import MARK, NOT_STARTED, end_marked, marked, supervised
@@ -51,7 +51,7 @@ async def run_process(command: Sequence[str], variables: Mapping[str, str], text
         )
     last = (output.splitlines() or [""])[-1].strip()
     try:
-        return json.loads(last)
+        return parse_json(last)
     except ValueError as error:
         expected = "a number, or a JSON object with `reward`"
         raise RewardError(

@@ -19,9 +19,8 @@ from rlcore_serve.sessions.response_reply import ResponseReply
 from rlcore_serve.sessions.response_requests import read_response_request
 from rlcore_serve.sessions.served_model import Answered, Prepared, ServedModel
 from rlcore_serve.sessions.session import Session, Sessions
+from rlcore_workers.http_connections import BODY_S
 
-BODY_S = 60.0
-"""Seconds within which a request's body has to arrive."""
 LARGE_BYTES = 2**20
 MAX_LARGE = 4
 """Most requests with a body of more than LARGE_BYTES that are read at once. Further large ones wait, smaller ones do not."""

@@ -24,17 +24,14 @@ def serving(
     listens = listening(host, port)
     name = f"[{host}]" if ":" in host else host
     address = f"http://{name}:{listens.getsockname()[1]}"
-    from rlcore_serve.sessions.connections import IDLE_S, Connection, max_connections
     from rlcore_serve.sessions.routes import Gate, Routes
 
-    gate, limit = Gate(max_waiting), max_connections()
+    gate = Gate(max_waiting)
     thread = http_server.ServerThread(
         Routes(model, sessions, gate).application(),
         listens,
         name="rlcore-sessions",
-        connection=lambda server: Connection(server, limit),
         logger=silent_logger(),
-        keepalive_timeout=IDLE_S,
     )
     thread.start()
     try:

@@ -10,16 +10,15 @@ from typing import Any
 
 from rlcore.config.data import DatasetConfig, Split
 from rlcore.registry.plugin_errors import attributed, in_time
+from rlcore.run.data.mixes import TIMES
 from rlcore.schema.file_limits import expanded
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi import AgentEnvironment, ContractError, DataError, DataSourceRequest, Environment, LazyRows, Row
 from rlcore.spi.data_source import installed_data_sources, read_rows
 from rlcore_text.rows.row_fields import RowReader
 
-TIMES = 10.0
-"""Multiple of the usual time limit for rows, which may be downloaded or made."""
 _OF_NAMES = 6 * TIMES
-"""Likewise for rows of a source of names, such as the Hub."""
+"""Multiple of the usual time limit for rows of a source of names, such as the Hub."""
 
 
 class SourceRows(LazyRows):

@@ -7,13 +7,11 @@ import numpy as np
 
 from rlcore.config.data import DatasetConfig
 from rlcore.registry.plugin_errors import described, in_time
+from rlcore.run.data.mixes import CHUNK_ROWS, TIMES
 from rlcore.spi import DataError, LazyRows, Row
 from rlcore_text.chats.public_fields import names_of
 from rlcore_text.rows.arrow_nulls import cleaner
-from rlcore_text.rows.datasets import TIMES
 from rlcore_text.rows.row_fields import MAPPED, RowReader
-
-_CHUNK_ROWS = 2048
 
 
 def given_rows(rows: Sequence[Any] | None, config: DatasetConfig, key: str, **form: Any) -> LazyRows:
@@ -36,9 +34,9 @@ def given_rows(rows: Sequence[Any] | None, config: DatasetConfig, key: str, **fo
         return reader.read(row, where)
 
     made = LazyRows(num_rows, make)
-    for start in range(0, num_rows, _CHUNK_ROWS):
+    for start in range(0, num_rows, CHUNK_ROWS):
         with in_time(f"taking rows from {start} on of {key}", TIMES):
-            for number in range(start, min(start + _CHUNK_ROWS, num_rows)):
+            for number in range(start, min(start + CHUNK_ROWS, num_rows)):
                 _require_row(rows, number, key)
                 made[number]
     if num_rows == 0:

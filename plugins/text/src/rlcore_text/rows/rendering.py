@@ -1,38 +1,21 @@
 """Renders rows of a data set to packed tokens in chunks, for prompts, demonstrations and preferences."""
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain
 
 import numpy as np
 from attrs import frozen
 
 from rlcore import spi
 from rlcore.config.data import DatasetConfig
-from rlcore.registry.plugin_errors import in_time
 from rlcore.run.data.examples import Examples
+from rlcore.run.data.mixes import chunks_of
 from rlcore.run.data.text import row_name
 from rlcore.spi import Tokenizer
 from rlcore.spi.arrays import Int32Array, Int64Array, offsets_of
-from rlcore_text.rows.datasets import TIMES
 
-CHUNK_ROWS = 2048
 MAX_SHOWN = 8
 """Rows that an error names."""
-
-
-def chunks_of(rows: Sequence[spi.Row], key: str = "the data") -> Iterator[tuple[int, list[spi.Row]]]:
-    """Yield the rows in order, so many at a time, each with the number of its first. PluginError where a chunk takes too long
-    to be read or made; `key` names the data set."""
-    iterator: Iterator[spi.Row] | None = None
-    start = 0
-    while True:
-        with in_time(f"taking rows from {start} on of {key}", TIMES):
-            iterator = iterator or iter(rows)
-            chunk = list(islice(iterator, CHUNK_ROWS))
-        if not chunk:
-            return
-        yield start, chunk
-        start += len(chunk)
 
 
 def encode_prompt_texts(texts: Sequence[str], rendered: Sequence[bool], tokenizer: Tokenizer) -> list[Sequence[int]]:

@@ -1,9 +1,9 @@
 """vLLM's parsers of tools' calls, by the names that `vllm serve --tool-call-parser` knows them by."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
+from rlcore.reading import parse_json
 from rlcore.spi import ModelSpec, ParseToolCalls, Tool, ToolCall
 from rlcore_vllm.engines import versions
 
@@ -32,7 +32,7 @@ def _call(number: int, found: Any) -> ToolCall:
     """The call of which vLLM has found name and arguments."""
     name, text, error = found.function.name, found.function.arguments, None
     try:
-        arguments = json.loads(text)
+        arguments = parse_json(text)
     except ValueError as raised:
         arguments, error = None, str(raised)
     if not isinstance(arguments, dict):
