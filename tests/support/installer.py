@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from rlcore.run.data.text import renderer, tokenizers
-from rlcore.spi import installed_channels, installed_data_sources
+from rlcore.spi.provider import load_descriptions
 
-LOOKED_UP = (installed_channels, installed_data_sources, renderer, tokenizers)
+LOOKED_UP = (load_descriptions, renderer, tokenizers)
 """Functions that look for installed packages once for a process."""
 OWN_GROUPS = ("rlcore.commands", "rlcore.collectors")
 PROVIDER_SOURCE = """

@@ -80,11 +80,15 @@ def test_a_client_has_to_take_something_between_two_looks(
 ) -> None:
     monkeypatch.setattr(http_connections, "UNREAD_S", 0.0)
     looks: list[int] = []
+    opened = socket.socket()
 
     class Transport(asyncio.Transport):
         is_ended = False
 
         def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+        def get_extra_info(self, name: str, default: Any = None) -> Any:
+            return opened if name == "socket" else default
 
         def get_write_buffer_size(self) -> int:
             looks.append(waits[len(looks)])
@@ -110,5 +114,6 @@ def test_a_client_has_to_take_something_between_two_looks(
 
     server: Any = type("Server", (), {"connections": (), "__call__": lambda self: handler})()
     connection = Connection(server, 1)
-    asyncio.run(written())
+    with opened:
+        asyncio.run(written())
     assert (transport.is_ended, len(looks)) == (taken is not None, taken or len(waits))

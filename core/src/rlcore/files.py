@@ -39,11 +39,9 @@ def storage_errors(what: str, directory: Path, otherwise: str = "point run.direc
         yield
     except OSError as error:
         free = ""
-        try:
+        with suppress(OSError):
             status = os.statvfs(directory if directory.exists() else directory.parent)
             free = f" ({status.f_bavail * status.f_frsize / 2**20:.0f} MiB free)"
-        except OSError:
-            pass
         raise StorageError(
             f"{what} could not be written to {directory}{free}: {error.strerror or error}. "
             f"{_REMEDIES.get(error.errno, 'Make room')}, or {otherwise}. What was saved before is intact."

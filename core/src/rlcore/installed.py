@@ -100,7 +100,7 @@ def missing_module(module: str) -> str | None:
 
 def distribution_of(entry_point: EntryPoint) -> tuple[str, str]:
     """Name and version of the distribution that an entry point belongs to."""
-    return ("unknown", "unknown") if entry_point.dist is None else _name_and_version(entry_point.dist)
+    return ("unknown", "unknown") if entry_point.dist is None else _described(entry_point.dist)[:2]
 
 
 def _one_by_one() -> Installed:
@@ -108,7 +108,7 @@ def _one_by_one() -> Installed:
     points: list[EntryPoint] = []
     warnings: list[str] = []
     for distribution in metadata.distributions():
-        name, version = _name_and_version(distribution)
+        name, version, _ = _described(distribution)
         if canonicalize_name(name) in seen:
             continue  # the first on the path is the one that counts
         seen.add(canonicalize_name(name))
@@ -132,10 +132,6 @@ def _malformation(distribution: Distribution, error: Exception) -> str:
         if line and not line.startswith(("#", "[")) and "=" not in line:
             return f"found {line!r} in line {number}; expected name = package.module:attribute. Reinstall {distribution.name}"
     return f"{type(error).__name__}: {error}. Reinstall {distribution.name}"
-
-
-def _name_and_version(distribution: Distribution) -> tuple[str, str]:
-    return _described(distribution)[:2]
 
 
 @lru_cache

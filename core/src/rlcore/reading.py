@@ -10,11 +10,10 @@ import tomli
 
 from rlcore.schema.file_limits import MAX_BYTES, memory_bytes, read_file
 from rlcore.schema.structure import structure
-from rlcore.spi import CheckpointError, RlcoreError
+from rlcore.spi import CheckpointError, DataError, RlcoreError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-from rlcore.spi import DataError
 
 T = TypeVar("T")
 MAX_DEPTH = 100

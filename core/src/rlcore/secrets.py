@@ -41,8 +41,9 @@ _ARGUMENT = re.compile(r"(?:--)?([\w.-]+)(=|:\s?)(?=\S)")
 """The beginning of an argument "--api-key=VALUE", "API_KEY=VALUE", or "X-Api-Key: VALUE" of a command."""
 _MASKED = re.compile(r"(?:\A--[\w-]+|[?&][\w.-]+)=\*{3}|://\*{3}@|\s-{1,2}[\w-]+(?:[ =]['\"]?(?:[^\s'\"]+[:,%])?)?\*{3}")
 """Texts of a recipe in which MASK replaces a secret."""
-_ESCAPED = {"\n": "n", "\t": "t", "\r": "r", "\b": "b", "\f": "f", " ": r"u0020|\+"}
-"""Letters behind a backslash that stand for characters. A form of HTML writes a space as "+"."""
+_ENTITIES = codepoint2name | {ord("'"): "apos"}
+_ESCAPED = {"\n": "n", "\t": "t", "\r": "r", "\b": "b", "\f": "f"}
+"""Letters behind a backslash that stand for characters."""
 _BETWEEN = "\x1f"
 """Unit separator between the arguments of a command."""
 _USUAL = re.compile(
@@ -91,11 +92,6 @@ def masked(text: str) -> str:
     """Return a text with MASK in place of secrets."""
     text = _without_values(text)
     return _without_forms(text, IN_MESSAGES)
-
-
-def masked_arguments(arguments: Iterable[str]) -> str:
-    """Return a command line as one line, with MASK in place of secrets."""
-    return masked(" ".join(arguments))
 
 
 def masked_traceback(error: BaseException) -> str:
@@ -184,13 +180,14 @@ def _without_forms(text: str, patterns: Iterable[re.Pattern[str]]) -> str:
 
 
 def _known() -> set[str]:
-    return {*kept_secrets, *_of_environment(), *_of_command_line()}
+    found = {*_of_environment(), *_of_command_line()}
+    return kept_secrets | {one for one in found if len(one) >= MIN_KEPT and not _PLACEHOLDER.fullmatch(one)}
 
 
 def _spelled(value: str) -> str:
     """Return a pattern of a secret as texts, addresses, JSON, HTML, Python and shells write it, encoded once or twice, and of
     its base64 and hexadecimal forms within longer ones."""
-    pattern = "".join(map(_spelled_character, value))
+    pattern = "".join(map(_spelled_character, re.findall(r"\\+|[^\\]", value)))
     if len(value) < MIN_CHARACTERS:
         return rf"(?<!\w){pattern}(?!\w)"
     content = value.encode(errors="surrogatepass")
@@ -198,32 +195,33 @@ def _spelled(value: str) -> str:
     for shift in range(3):  # base64 writes three bytes as four characters, wherever the secret begins
         encoded = base64.b64encode(bytes(shift) + content).decode()
         inner = encoded[(8 * shift + 5) // 6 : 8 * (shift + len(content)) // 6]
-        inner = inner.replace("/", r"(?:\\*/|_|%(?:25)*2[Ff])").replace("+", r"(?:\+|-|%(?:25)*2[Bb])")
+        inner = inner.replace("/", r"(?:\\{0,16}/|_|%(?:25)*2[Ff])").replace("+", r"(?:\+|-|%(?:25)*2[Bb])")
         forms.append(rf"{inner}[\w+/-]?(?:=|%(?:25)*3[Dd])*")
     return "|".join(forms)
 
 
 def _spelled_character(character: str) -> str:
-    """Return a pattern of one character of a secret."""
+    """Return a pattern of one character of a secret, or of a run of backslashes. The numbers of backslashes have a bound: each
+    one of a text may begin a match."""
     if character.isascii() and character.isalnum():
         return character
+    count, character = len(character), character[0]
     code, content = ord(character), character.encode(errors="surrogatepass")
-    forms = [r"\\{1,8}" if character == "\\" else r"\\*" + re.escape(character)]
-    forms.append("".join(rf"%(?:25)*(?i:{byte:02x})" for byte in content))
-    forms.append(rf"&(?:amp;)?(?:#0*{code}|#[xX]0*(?i:{code:x})|{codepoint2name.get(code, 'none')});")
-    forms.append("".join(rf"\\+x{byte:02x}" for byte in content))
-    forms += [
-        rf"\\+x{code:02x}",
-        rf"\\+U{code:08x}",
-        "".join(rf"\\+u(?i:{unit})" for unit in re.findall("....", _utf16(character))),
+    units = re.findall("....", character.encode("utf-16-be", errors="surrogatepass").hex())
+    forms = [
+        "".join(rf"%(?:25)*(?i:{byte:02x})" for byte in content),
+        rf"&(?:amp;)?(?:#0*{code}|#[xX]0*(?i:{code:x})|{_ENTITIES.get(code, '(?!)')});",
+        "".join(rf"\\{{1,16}}x{byte:02x}" for byte in content),
+        rf"\\{{1,16}}(?:x{code:02x}|U{code:08x}|{_ESCAPED.get(character, '(?!)')})",
+        "".join(rf"\\{{1,16}}u(?i:{unit})" for unit in units),
     ]
-    if character in _ESCAPED:
-        forms.append(rf"\\+{_ESCAPED[character]}")
-    return f"(?:{'|'.join(forms)})"
-
-
-def _utf16(character: str) -> str:
-    return character.encode("utf-16-be", errors="surrogatepass").hex()
+    if character == "\\":
+        return rf"(?:\\{{{count},{16 * count}}}|(?:{'|'.join(forms)}){{{count}}})"
+    if character == "'":
+        forms.append(r"""'(?:\\{1,16}'|"'")'""")  # of a shell
+    elif character == " ":
+        forms.append(r"\+")  # of a form of HTML
+    return rf"(?:\\{{0,16}}{re.escape(character)}|{'|'.join(forms)})"
 
 
 def _of_arguments(values: Sequence[Any]) -> Iterator[tuple[int, str, str]]:
@@ -252,7 +250,7 @@ def _of_environment() -> Iterator[str]:
     for name, value in os.environ.items():
         if is_secret_name(name) and len(value) >= MIN_CHARACTERS and not _NO_SECRET.fullmatch(value):
             yield value
-        yield from (one for one in _of_login(value) if len(one) >= MIN_KEPT)
+        yield from _of_login(value)
 
 
 def _of_login(text: str) -> Iterator[str]:

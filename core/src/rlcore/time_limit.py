@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import _GeneratorContextManager, contextmanager
 from math import inf
 from traceback import walk_tb
@@ -87,19 +87,20 @@ def time_limit(what: str, seconds: float, remedy: str = "", *, max_bytes: int | 
 
 @contextmanager
 def _true_interrupts(what: str, is_main: bool) -> Iterator[None]:
-    """Let KeyboardInterrupt leave the block only where a signal arrived, which Python handles in the main thread alone."""
-    handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
+    """Let KeyboardInterrupt leave the block only where a signal arrived, which Python handles in the main thread alone.
+
+    Code that takes a signal over and gives it back has to raise it again.
+    """
     arrived: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         arrived.append(number)
         handlers[number](number, frame)
 
-    watched: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM) if is_main else ()
-    for number in watched:
-        if callable(handler := signal.getsignal(number)):
-            handlers[number] = handler
-            signal.signal(number, note)
+    watched = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if is_main}
+    handlers = {number: handler for number, handler in watched.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, note)
     try:
         yield
     except KeyboardInterrupt as error:

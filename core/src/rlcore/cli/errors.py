@@ -13,7 +13,7 @@ from rlcore.__main__ import INTERRUPTED
 from rlcore.files import private
 from rlcore.schema.printable import class_name, printable
 from rlcore.schema.problem import RlcoreError
-from rlcore.secrets import masked, masked_arguments, masked_traceback
+from rlcore.secrets import masked, masked_traceback
 
 UNEXPECTED = 70
 """Exit code of what no one foresaw: EX_SOFTWARE of sysexits.h."""
@@ -98,7 +98,7 @@ def _save_traceback(error: BaseException, run_directory: Path | None) -> Path | 
             if directory is not None:
                 path = directory / name
                 with open(path, "x", encoding="utf-8", errors="replace", opener=private) as file:
-                    file.write(f"{masked_arguments(sys.argv)}\n\n{masked_traceback(error)}")
+                    file.write(f"{masked(' '.join(sys.argv))}\n\n{masked_traceback(error)}")
                 return path
         except OSError:
             continue

@@ -47,7 +47,7 @@ def plugins_json(registry: Registry, device: Device, added: Commands = ()) -> di
         "device": device,
         "plugins": [_row_json(row) for role in ROLES for row in explain(registry, role, device)],
         "auto": {role: _auto_json(registry, role, device) for role in AUTO_ROLES},
-        "missing": _missing_json(registry, device),
+        "missing": {"roles": list(roles := missing_roles(registry, device)), "install": install_line(roles)},
         "channels": [{**_state_json(state), "cost": _cost(state.entry)} for state in _channel_states(registry)],
         "datasets": [_state_json(state) for state in states_of(registry.data_sources)],
         **{f"{kind}s": list(map(_state_json, states)) for kind, states in _unnamed().items()},
@@ -230,11 +230,6 @@ def _row_json(row: Row) -> dict[str, Any]:
 def _auto_json(registry: Registry, role: Any, device: Device) -> dict[str, str | None]:
     taken = next((row.entry.name for row in explain(registry, role, device) if row.auto), None)
     return {"name": taken, "error": auto_error(registry, role, device)}
-
-
-def _missing_json(registry: Registry, device: Device) -> dict[str, Any]:
-    roles = missing_roles(registry, device)
-    return {"roles": list(roles), "install": install_line(roles)}
 
 
 def _state_json(state: PluginState[Any]) -> dict[str, Any]:

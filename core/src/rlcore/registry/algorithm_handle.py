@@ -119,13 +119,9 @@ class AlgorithmHandle:
 def _copied(state: object) -> AlgorithmState:
     if not isinstance(state, Mapping):
         raise ContractError(f"found a {type(state).__name__}; expected a mapping from names to numbers and numpy arrays")
-    return {_checked_name(name): _copied_value(name, value) for name, value in state.items()}
-
-
-def _checked_name(name: object) -> str:
-    if not isinstance(name, str):
-        raise ContractError(f"found the key {name!r}; expected a string")
-    return name
+    if odd := [name for name in state if not isinstance(name, str)]:
+        raise ContractError(f"found the key {odd[0]!r}; expected a string")
+    return {name: _copied_value(name, value) for name, value in state.items()}
 
 
 def _copied_value(name: str, value: object) -> AnyArray | float:

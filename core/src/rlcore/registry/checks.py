@@ -47,11 +47,10 @@ OWN_METRICS = frozenset(
     }
 )
 """Names in metrics.jsonl that no plugin's metric may have."""
-_OWN_FOLDERS = (
-    *("async", "checkpoint_eval", "data", "environment", "eval", "generation"),
-    *("memory", "refit", "reward", "speculative", "time"),
+OWN_PREFIXES = (
+    *("async/", "checkpoint_eval/", "data/", "environment/", "eval/", "generation/"),
+    *("memory/", "refit/", "reward/", "speculative/", "time/"),
 )
-OWN_PREFIXES = tuple(f"{folder}/" for folder in _OWN_FOLDERS)
 
 RecordT = TypeVar("RecordT")
 

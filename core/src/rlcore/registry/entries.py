@@ -177,10 +177,8 @@ def probed(unavailable: Callable[[], str | None]) -> str | None:
             if iscoroutine(reason):
                 reason.close()  # or Python prints a warning of its own
             return f"its probe `unavailable` returned {reason!r}; expected a reason or None"
-    except LateError as error:
+    except (LateError, FalseInterruptError) as error:
         _LATE_PROBES.append((unavailable, str(error)))
-        return str(error)
-    except FalseInterruptError as error:
         return str(error)
     except BaseException as error:
         return f"its probe `unavailable` raised {fault_of(error)}"

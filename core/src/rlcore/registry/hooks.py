@@ -100,10 +100,7 @@ def arguments_problem(function: Hook, *names: str) -> str | None:
 
 
 def _method_problem(name: str, found: object, expected: Hook) -> Iterator[str]:
-    if isinstance(found, staticmethod | classmethod):
-        yield f"a {type(found).__name__}; expected a plain method"
-        return
-    if not inspect.isroutine(found):
+    if isinstance(found, staticmethod | classmethod) or not inspect.isroutine(found):
         yield f"a {type(found).__name__}; expected a plain method"
         return
     wanted = _flavour(expected)

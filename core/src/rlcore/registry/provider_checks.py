@@ -7,8 +7,9 @@ which converts recipes, accepts every class that passes here.
 import math
 import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -203,9 +204,9 @@ def _own_problems(cls: type) -> Iterator[str]:
         unsupported = [_shown(part) for part in innermost(field.type) if not _is_supported(part)]
         if unsupported:
             yield f"{where} is of type {', '.join(unsupported)}; expected {SUPPORTED}"
-        elif not _is_fit(field):
+        elif not _default_is(field, partial(_fits, tp=field.type)):
             yield f"{where} has the default {default_of(field)!r}; expected one of its type, {_shown(field.type)}"
-        elif not _is_in_range(field):
+        elif not _default_is(field, partial(_is_in_range, tp=field.type)):
             yield f"{where} has the default {default_of(field)!r}; expected {expectation(field.type)}, by the field's range"
         elif place := _place_of_none(field):
             yield f"{where} has None as an item of an array in its {place}: TOML cannot say it; expected items other than None"
@@ -228,28 +229,19 @@ def _is_supported(tp: Any) -> bool:
     return tp in (*SCALARS, type(None), object, Any) or is_attrs(tp)
 
 
-def _is_fit(field: "attrs.Attribute[Any]") -> bool:
-    """Return whether a default is of the field's type; True where the default needs an instance."""
+def _default_is(field: "attrs.Attribute[Any]", holds: Callable[[Any], bool]) -> bool:
+    """Return whether a condition holds for a field's default; True where the default needs an instance."""
     if field.default is attrs.NOTHING or field.converter is not None or getattr(field.default, "takes_self", False):
         return True
     try:
-        return _fits(default_of(field), field.type)
+        return holds(default_of(field))
     except Exception:  # building the class reports a factory that fails
         return True
 
 
-def _is_in_range(field: "attrs.Attribute[Any]") -> bool:
-    """Return whether a default of the field's type is also in its range.
-
-    The saved recipe of a run holds every default, and is validated when it is read again.
-    """
-    if field.default is attrs.NOTHING or field.converter is not None or getattr(field.default, "takes_self", False):
-        return True
-    try:
-        default = default_of(field)
-        return default is None or all(condition.accepts(default) for condition in constraints(field.type))
-    except Exception:  # building the class reports a factory that fails
-        return True
+def _is_in_range(default: Any, tp: Any) -> bool:
+    """Return whether a default of a type is in its range: a run's saved recipe holds every default, and is validated again."""
+    return default is None or all(condition.accepts(default) for condition in constraints(tp))
 
 
 def _place_of_none(field: "attrs.Attribute[Any]") -> str | None:

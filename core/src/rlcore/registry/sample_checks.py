@@ -223,17 +223,13 @@ class CheckedFeed:
             if self._is_closed or self._error is not None:
                 return
             try:
-                taken = self._claim(samples)
-                if not isinstance(result, GenerateResult):
-                    raise ContractError(f"found {type(result).__name__}; expected a GenerateResult")
-                self._check(taken.expected.select(samples - taken.first), result)
-            except ContractError as error:
-                self._fail(ContractError(f"delivered what it must not: {error}"))
-                return
-            except BaseException as error:
-                self._fail(error)
-                return
-            try:
+                try:
+                    taken = self._claim(samples)
+                    if not isinstance(result, GenerateResult):
+                        raise ContractError(f"found {type(result).__name__}; expected a GenerateResult")
+                    self._check(taken.expected.select(samples - taken.first), result)
+                except ContractError as error:
+                    raise ContractError(f"delivered what it must not: {error}") from None
                 self._feed.deliver(samples, result)
             except BaseException as error:  # the generator's thread would lose it
                 self._fail(error)

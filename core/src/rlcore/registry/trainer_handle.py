@@ -195,11 +195,10 @@ def _check_step(request: TrainStepRequest, result: TrainStepResult) -> None:
 def _check_logprobs(request: LogprobsRequest, result: LogprobsResult) -> None:
     _check_version(result.weight_version, request.weight_version)
     check_token_arrays("logprobs", result.logprobs, request.microbatches, upper=TOLERANCE)
-    if not request.entropy:
-        if result.entropy is not None:
-            raise ContractError("entropy: found arrays; expected None, since it was not asked for")
-        return
-    check_token_arrays("entropy", result.entropy, request.microbatches, lower=-TOLERANCE)
+    if request.entropy:
+        check_token_arrays("entropy", result.entropy, request.microbatches, lower=-TOLERANCE)
+    elif result.entropy is not None:
+        raise ContractError("entropy: found arrays; expected None, since it was not asked for")
 
 
 def _check_values(request: ValuesRequest, result: ValuesResult) -> None:

@@ -53,7 +53,8 @@ class Loop:
                 scored = self._score(samples)
                 training = self.algorithm.build_batch(scored)  # advantages, and the loss that reads them
                 figures = self._update(training)
-                self._refit_for_next_step()
+                if self.source.generates:  # for the next step
+                    self.weights.refit(position.weight_version, before_change=self.source.make_way)
                 step = TrainedStep(step=position.step + 1, sampled=samples, scored=scored, trained=training.batch)
                 position.unlogged = self._metrics_of(step, {**training.metrics, **figures})
                 position.count_step()
@@ -114,10 +115,6 @@ class Loop:
                 figures |= learner.train(step, minibatches, training, self.position)
         version = self.position.weight_version
         return figures | {"weight_version": float(version), "updates": float(version - first_version)}
-
-    def _refit_for_next_step(self) -> None:
-        if self.source.generates:
-            self.weights.refit(self.position.weight_version, before_change=self.source.make_way)
 
     def _metrics_of(self, step: TrainedStep, figures: dict[str, float]) -> dict[str, float]:
         """Return the step's metrics for metrics.jsonl, without those of evaluations."""

@@ -22,7 +22,8 @@ from rlcore.run.report.timing import PhaseClock
 from rlcore.run.storage.resuming import check_rows, find_checkpoint
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.training.ending import complete
-from rlcore.run.training.restarts import TrainingRun, run_with_restarts
+from rlcore.run.training.loop_of_run import TrainingRun
+from rlcore.run.training.restarts import run_with_restarts
 from rlcore.spi import SinkContext, Tokenizer
 
 
@@ -76,7 +77,7 @@ def train(
                 execution(prepared, inputs.tokenizer, directory.logs, recorded) as opened,
             ):
                 run = TrainingRun(
-                    prepared=prepared,
+                    plan=prepared,
                     inputs=inputs,
                     digests=digests,
                     directory=directory,

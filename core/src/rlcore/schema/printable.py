@@ -16,7 +16,9 @@ def printable(text: str, most: int = MOST) -> str:
         text = f"{text[:most]} … ({len(text):,} characters)"
     if text.isprintable():
         return text
-    return "".join(letter if _is_shown(letter) else _escaped(letter) for letter in text)
+    return "".join(
+        letter if _is_shown(letter) else letter.encode("unicode_escape", "surrogatepass").decode("ascii") for letter in text
+    )
 
 
 def _is_shown(letter: str) -> bool:
@@ -43,10 +45,6 @@ def class_name(thing: object) -> str:
     """Return the name of a thing's class, which a metaclass may hide."""
     name: str = type.__dict__["__name__"].__get__(type(thing))
     return printable(name)
-
-
-def _escaped(letter: str) -> str:
-    return letter.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def lone_surrogate(text: str) -> str | None:

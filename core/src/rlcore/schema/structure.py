@@ -61,7 +61,7 @@ def converter() -> Converter:
     made = Converter(forbid_extra_keys=True, detailed_validation=True)
     for scalar in (bool, int, float, str, Path):
         made.register_structure_hook(scalar, _scalar)
-    made.register_structure_hook_func(_is_anything, lambda value, _: value)
+    made.register_structure_hook_func(lambda tp: tp in (object, Any), lambda value, _: value)
     made.register_structure_hook_func(_is_choice, _choice)
     made.register_structure_hook_factory(types.is_union, functools.partial(_union_hook, made))
     made.register_structure_hook_factory(types.is_array, functools.partial(_array_hook, made))
@@ -74,10 +74,6 @@ def converter() -> Converter:
 def _is_choice(tp: Any) -> bool:
     origin: object = typing.get_origin(tp)
     return origin is Literal
-
-
-def _is_anything(tp: Any) -> bool:
-    return tp is object or tp is Any
 
 
 def _scalar(value: Any, tp: Any) -> Any:

@@ -24,10 +24,9 @@ A refit calls, where the trainer's tensors are: `connect` once, then for each re
 
 # ruff: noqa: B027
 
+import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cache
-from importlib import import_module
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from attrs import field, frozen
@@ -203,7 +202,6 @@ class ChannelReceiver(ABC):
         """Free everything. It may be called again."""
 
 
-@cache
 def installed_channels() -> dict[str, ChannelProvider]:
     """Return the installed channels by name, for the processes that a chosen channel connects. One that cannot be imported is
     left out; the driver lists it with its error."""
@@ -221,5 +219,4 @@ def find_channel(name: str) -> ChannelProvider:
 def _load(channel: ChannelProvider, path: str | None) -> Any:
     if path is None:
         raise PluginError(f"refit channel {channel.name!r} has no ends of its own; expected a backend that has them")
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
+    return pkgutil.resolve_name(path)

@@ -26,9 +26,8 @@ The run decides in which order rows come, and remembers where it stands: a sourc
 before its first step, to check their prompts, and compares a digest of them when it is resumed.
 """
 
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from attrs import field, frozen
@@ -89,7 +88,6 @@ class DataSourceRequest:
     row is checked again when it is taken."""
 
 
-@cache
 def installed_data_sources() -> dict[str, DataSourceProvider]:
     """Return the installed data sources by name. One that cannot be imported is left out; `rlcore plugins` says why."""
     return installed_in(DATASET_GROUP, DataSourceProvider)
@@ -107,6 +105,5 @@ def source_of_suffix(suffix: str) -> str | None:
 
 def read_rows(provider: DataSourceProvider, request: DataSourceRequest) -> "Sequence[Row]":
     """Import a source and read a data set."""
-    module, _, name = provider.read.partition(":")
-    rows: Sequence[Row] = getattr(import_module(module), name)(request)
+    rows: Sequence[Row] = pkgutil.resolve_name(provider.read)(request)
     return rows

@@ -226,8 +226,8 @@ class ExecutionProgress(Protocol):
         """Show what a pool of workers does from now on: "trainer", "generator" or "reference", and "train_step on 8 ranks" or
         "idle"."""
 
-    def span(self, lane: str, name: str, start: float, seconds: Sequence[float]) -> None:
-        """Write into the timeline that a call of a pool is over: `lane` is the pool's name, `start` the time that
+    def span(self, role: str, name: str, start: float, seconds: Sequence[float]) -> None:
+        """Write into the timeline that a call of a pool is over: `role` is the pool's name, `start` the time that
         time.perf_counter() gave, `seconds` has one number for each rank."""
 
 

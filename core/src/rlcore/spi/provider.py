@@ -2,8 +2,9 @@
 heavy."""
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from importlib.metadata import EntryPoint
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from attrs import field, frozen
 
@@ -81,8 +82,15 @@ def available() -> str | None:
 def installed_in(group: str, kind: type[DescriptionT]) -> dict[str, DescriptionT]:
     """Return what the entry points of a group name, by their names. What is disabled, cannot be imported, is of another class,
     or is written for another interface, is left out: the driver lists it with its error."""
+    points = filter(_is_enabled, installed_entry_points().entry_points.select(group=group))
+    return load_descriptions(tuple(points), cast("Any", kind))
+
+
+@lru_cache
+def load_descriptions(entry_points: tuple[EntryPoint, ...], kind: Any) -> dict[str, Any]:
+    """Import what entry points name; see `installed_in`."""
     found = {}
-    for entry_point in filter(_is_enabled, installed_entry_points().entry_points.select(group=group)):
+    for entry_point in entry_points:
         try:
             with loading(f"the import of {entry_point.value}"):
                 loaded: Any = entry_point.load()

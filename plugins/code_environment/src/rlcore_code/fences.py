@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from rlcore.thoughts import without_thoughts
 
-_OPENING = re.compile(r"[ \t]*(`{3,}|~{3,})[^`]*")
+_OPENING = re.compile(r"[ \t]*(`{3,}+|~{3,}+)[^`]*")
 _CLOSING = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*")
 
 

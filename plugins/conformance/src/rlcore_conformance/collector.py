@@ -111,11 +111,11 @@ class CollectorConformance(FakeRuns):
         resumed, expected = collect(steps=3, name="stopped", resume=True), collect(name="whole")
         assert resumed[-1] == pytest.approx(expected[-1], nan_ok=True)
 
-    def test_held_out_rows_are_measured(self, collect: FakeRun, tmp_path: Path) -> None:
+    def test_held_out_rows_are_measured(self, collect: FakeRun, overrides: tuple[str, ...], tmp_path: Path) -> None:
         """In training as `[evaluation]` says, and alone: the figures are named eval/…, and none is another's."""
         figures = {name for step in collect() for name in step if name.startswith("eval/")}
         assert figures, "no figure is named eval/…"
-        assert self.evaluated(tmp_path) >= figures
+        assert self.evaluated(tmp_path, overrides) >= figures
 
     def test_the_environment_is_closed(self, collect: FakeRun, tmp_path: Path) -> None:
         """The collector closes it, which nothing else does."""
@@ -123,9 +123,9 @@ class CollectorConformance(FakeRuns):
         assert (tmp_path / "environment-closed").exists(), "the environment was not closed"
 
     @staticmethod
-    def evaluated(folder: Path) -> set[str]:
+    def evaluated(folder: Path, overrides: tuple[str, ...]) -> set[str]:
         """The names of the figures that an evaluation alone has."""
-        keys = (f"trainer.fake.folder={folder}", f"environment.fake.folder={folder}")
+        keys = (f"trainer.fake.folder={folder}", f"environment.fake.folder={folder}", *overrides)
         plan = prepare(folder / "recipe.toml", keys, registry=fakes(), evaluating=True)
         found = evaluate(plan, checkpoint=None, progress=Progress(), tokenizer=FakeTokenizer())
         assert all(name.startswith("eval/") for name in found), f"found the figures {', '.join(found)}"

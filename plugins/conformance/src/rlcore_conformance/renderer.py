@@ -74,7 +74,6 @@ class RendererConformance(TextFixtures):
         self, renderer: Renderer, tokenizer: FakeTokenizer, source: Any, fields: tuple[str, ...]
     ) -> None:
         """Behind each row's prompt its answers and their ends, which alone are learned; of two, the chosen one first."""
-        fields = ("completion",) if source == "demonstrations" else ("chosen", "rejected")
         found = renderer.render_examples(ROWS, tokenizer, DatasetConfig(), ROLLOUT, key="data.train", source=source)
         assert found.rows.tolist() == [0, 1, 2]
         assert np.diff(found.row_offsets).tolist() == [len(fields)] * 3

@@ -68,7 +68,7 @@ def unreadable_files(directory: Path) -> list[Problem]:
                 if not file.is_dir():
                     require_file(file, MAX_BYTES if file.suffix in _READ_WHOLE else None)
             except FileNotFoundError:
-                if file.is_symlink() and file.suffix in (*_READ_WHOLE, ".safetensors"):
+                if file.is_symlink() and file.suffix in (*_READ_WHOLE, ".safetensors") and not file.name.startswith("."):
                     found = f"a link that leads nowhere ({file.readlink()})"
                     problems.append(_problem(file, found, "a file of a model", "Download the model again"))
             except OSError as error:

@@ -13,6 +13,8 @@ from rlcore_workers.functions import brief, call, load_function
 
 ACTION_KEY = "environment.openenv.action_function"
 ACTION_FORM = 'a function of (answer, observation), as "FILE.py:FUNCTION" or "MODULE:FUNCTION", not async'
+_MAX_WORK = 8
+"""Multiple of a text's length that is parsed in vain before objects within a broken one are left out."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -43,17 +45,35 @@ def translator(config: OpenEnvConfig) -> Translate:
 
 
 def last_object(text: str) -> dict[str, Any] | None:
-    """Return the last JSON object in a text, within no other; None where there is none."""
-    found, start, decoder = None, text.find("{"), json.JSONDecoder()
+    """Return the last JSON object in a text, within no other; None where there is none. It takes time in proportion to the
+    text's length."""
+    found, start, decoder, work = None, text.find("{"), json.JSONDecoder(), 0
+    text = _Uncounted(text)
     while start >= 0:
         try:
             found, end = decoder.raw_decode(text, start)
         except RecursionError:
             break
-        except ValueError:
-            end = start + 1
+        except ValueError as error:
+            failed = getattr(error, "pos", len(text))  # a number of too many digits has no place
+            work += failed - start
+            end = start + 1 if work < _MAX_WORK * len(text) else max(failed, start + 1)
         start = text.find("{", end)
     return found
+
+
+class _Uncounted(str):
+    """A text whose lines JSONDecodeError does not count, which takes time in proportion to the error's place."""
+
+    __slots__ = ()
+
+    def count(self, *_: Any) -> int:
+        """See str."""
+        return 0
+
+    def rfind(self, *_: Any) -> int:
+        """See str."""
+        return 0
 
 
 def tools_of(observation: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ def step_options(recipe: Recipe, split: Split, tokenizer: Tokenizer) -> dict[str
 
 
 def episode_options(recipe: Recipe, split: Split) -> dict[str, Any]:
-    """The options of a EpisodeSampler besides those."""
+    """The options of an EpisodeSampler besides those."""
     rollout, trains = recipe.rollout, split == "train"
     return {
         "prompt_limit": _prompt_limit(getattr(recipe.data, split), split, rollout),

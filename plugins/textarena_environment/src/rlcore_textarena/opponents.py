@@ -10,7 +10,8 @@ from rlcore.spi import Message, RewardError
 
 Opponent: TypeAlias = Callable[[Sequence[Message], Random], str]
 """(messages, random) -> the answer. `messages` are that player's: what it read as "user", what it said as "assistant"."""
-_LIST = re.compile(r"available (?:moves|actions)[^:\n]*:(.*)", re.IGNORECASE)
+_LIST = re.compile(r"available (?:moves|actions)(.*)", re.IGNORECASE)
+"""A line from the name of a list on. The list begins behind a colon, which is searched once a line."""
 _MOVE = re.compile(r"\[[^\[\]]+\]")
 
 
@@ -18,7 +19,7 @@ def moves_in(messages: Sequence[Message]) -> list[str]:
     """The moves that the game listed last, as '[0]', '[1]' in "Available Moves: …"; empty where it lists none."""
     for message in reversed(messages):
         if message["role"] == "user":
-            lists = _LIST.findall(message["content"])
+            lists = [rest.partition(":")[2] for rest in _LIST.findall(message["content"]) if ":" in rest]
             if lists:
                 return _MOVE.findall(lists[-1])
     return []

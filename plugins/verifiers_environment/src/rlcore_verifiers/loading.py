@@ -55,9 +55,15 @@ def _unfit(config: VerifiersConfig, environment: "verifiers.Environment") -> Ite
 def _kept_signals() -> Iterator[None]:
     """Environments of `verifiers` take SIGINT and SIGTERM over, by which the run stops with a checkpoint."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    taken = False
     try:
         yield
+    except KeyboardInterrupt:
+        taken = any(signal.getsignal(number) is not handler for number, handler in kept.items())
+        raise
     finally:
         for number, handler in kept.items():
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
+        if taken:
+            signal.raise_signal(signal.SIGINT)  # time limits around this have not seen the one that their handler took

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import resource
+import socket
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ MAX_CONNECTIONS = 8192
 REFUSAL_S = 5.0
 """Seconds after which a refused connection is closed, even without a request to reply to."""
 UNREAD_S = 60.0
-"""Seconds in which a client has to take TAKEN_BYTES of a reply, or the rest of it."""
+"""Most seconds that a client may leave a reply. In each half it has to take TAKEN_BYTES of it, or the rest."""
 TAKEN_BYTES = 16 * 2**10
 
 
@@ -45,6 +46,8 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         if len(self._server.connections) < self._limit:
             transport.set_write_buffer_limits(high=0)  # pause_writing is then called for each byte that waits
+            # Or the system takes megabytes, and then nothing until the client has read a third of them.
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, TAKEN_BYTES)
             self._handler = self._server()
             self._handler.connection_made(transport)
         else:

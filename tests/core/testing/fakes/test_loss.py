@@ -13,7 +13,7 @@ from rlcore.spi import (
     GlobalCounts,
     LossInputs,
 )
-from rlcore.testing.fakes.algorithm import FakeLikelihoodConfig, FakePolicyGradientConfig, fake_likelihood, fake_policy_gradient
+from rlcore.testing.fakes.algorithm import FakePolicyGradientConfig, NoOptions, fake_likelihood, fake_policy_gradient
 
 COUNTS = GlobalCounts(num_loss_tokens=7, num_loss_sequences=3)
 
@@ -36,7 +36,7 @@ def loss_inputs(seed, columns):
 @pytest.mark.parametrize(
     ("loss", "config", "columns"),
     [
-        (fake_likelihood, FakeLikelihoodConfig(), ()),
+        (fake_likelihood, NoOptions(), ()),
         (fake_policy_gradient, FakePolicyGradientConfig(), (ADVANTAGES,)),
         (
             fake_policy_gradient,

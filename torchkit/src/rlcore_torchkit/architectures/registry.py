@@ -1,8 +1,6 @@
 """Find the installed families of models: the entry points of the group `rlcore.architectures`."""
 
-import sys
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
@@ -20,7 +18,7 @@ NO_FAMILIES: Families = {}
 
 def installed_model_types() -> tuple[str, ...]:
     """The model_type of every family that is installed, in alphabetical order."""
-    return tuple(sorted(_entry_points(tuple(sys.path)).names))
+    return tuple(sorted(_entry_points().names))
 
 
 def find_architecture(config: Mapping[str, Any], path: str, families: Families = NO_FAMILIES) -> Architecture | Problem:
@@ -29,7 +27,7 @@ def find_architecture(config: Mapping[str, Any], path: str, families: Families =
     model_type = str(config.get("model_type"))
     if model_type in families:
         return families[model_type](config)
-    entry_points = list(_entry_points(tuple(sys.path)).select(name=model_type))
+    entry_points = list(_entry_points().select(name=model_type))
     found = f"model_type {model_type}"
     if not entry_points:
         remedy = f"Use a model of one of these, or install a package with an entry point {model_type} in {ARCHITECTURE_GROUP}"
@@ -68,7 +66,6 @@ def _owner(point: EntryPoint) -> str:
     return f"{point.value} of {' '.join(distribution_of(point))}"
 
 
-@lru_cache(maxsize=1)
-def _entry_points(_path: tuple[str, ...]) -> EntryPoints:
-    """The group's entry points on this sys.path; kept, since a look goes through all distributions and a build takes ten."""
+def _entry_points() -> EntryPoints:
+    """Return the group's entry points."""
     return installed_entry_points().entry_points.select(group=ARCHITECTURE_GROUP)

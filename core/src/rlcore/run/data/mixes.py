@@ -37,7 +37,7 @@ def chunks_of(rows: Iterable[Row], key: str = "the data") -> Iterator[tuple[int,
     start = 0
     while True:
         with in_time(f"taking rows from {start} on of {key}", TIMES):
-            iterator = iterator or iter(rows)
+            iterator = iterator if iterator is not None else iter(rows)
             chunk = list(islice(iterator, CHUNK_ROWS))
         if not chunk:
             return

@@ -25,8 +25,8 @@ class Refitter:
     dtype: DtypeName
     max_bucket_bytes: int
     max_attempts: int
-    delta: Delta
-    unmerged: bool
+    delta: Delta = "off"
+    unmerged: bool = False
     """True where adapters travel without the weights, which the generator keeps."""
     may_alias: bool
     """True where the generator may keep the trainer's own tensors: not where it goes on while the trainer steps."""

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from typing import Literal
 
-from attrs import define, evolve
+from attrs import define, evolve, field
 
 from rlcore.config.model import Offload
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.execution.backend_plan import BackendPlan
 from rlcore.run.execution.refit import Refitter
+from rlcore.run.protocols import nothing
 from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import SetResidencyRequest, capabilities
 from rlcore.spi.execution import GeneratorGroup, TrainerGroup
@@ -60,18 +61,18 @@ class Residency:
 
     trainer: TrainerGroup
     generator: GeneratorGroup
-    generator_sleep_mode: bool
-    offload_trainer: Offload
-    trainer_moves: bool
+    generator_sleep_mode: bool = False
+    offload_trainer: Offload = "none"
+    trainer_moves: bool = False
     """True where the trainer can be asked for memory."""
     clock: PhaseClock
-    turn: Literal["training", "generation"] | None
+    turn: Literal["training", "generation"] | None = "generation"
     """None at first where the trainer made room for the generator to start: the device is nobody's alone."""
-    move_critic: Callable[[], None]
+    move_critic: Callable[[], None] = nothing
     """Makes a critic leave the device to the generator; does nothing where there is none."""
-    critic_moves: bool
+    critic_moves: bool = False
     """True where that may move anything."""
-    metrics: dict[str, float]
+    metrics: dict[str, float] = field(factory=dict)
     """Memory that each leaves on the device while the other works, in GiB."""
 
     @classmethod
@@ -99,7 +100,6 @@ class Residency:
             turn="generation" if offloads == "none" else None,
             move_critic=move_critic,
             critic_moves=critic_moves,
-            metrics={},
         )
 
     @property

@@ -10,14 +10,7 @@ from rlcore.published_plugins import remedy_for
 from rlcore.registry.plugin_errors import attributed
 from rlcore.registry.run_parts import only_function
 from rlcore.run.data.text import tokenizers
-from rlcore.spi import (
-    AlgorithmNeeds,
-    ConfigError,
-    ModelError,
-    Note,
-    Problem,
-    Tokenizer,
-)
+from rlcore.spi import AlgorithmNeeds, ConfigError, ModelError, Note, Problem, Tokenizer
 
 REMEDY = "Take a model that was made with the same tokenizer."
 

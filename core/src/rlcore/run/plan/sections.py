@@ -161,25 +161,23 @@ def observer_options(recipe: Recipe, observers: Sequence[ObserverEntry]) -> dict
 
 
 def with_plugin_paths(raw: RawRecipe, sections: Mapping[str, Mapping[str, type]]) -> RawRecipe:
-    """Return the recipe with these paths; `sections` has each installed plugin's config class, by role and name."""
+    """Make the paths in plugins' sections absolute, where a field's type says that it is one of a file beside the recipe.
+    `sections` has each installed plugin's config class, by role and name."""
     values = copy.deepcopy(dict(raw.values))
-    for role, name, key, mark in _fields(sections):
-        table = values.get(role)
-        section = table.get(name) if isinstance(table, dict) else None
-        origin = raw.origins.get((role, name, key))
-        if isinstance(section, dict) and key in section and origin is not None:
-            section[key] = _absolute(section[key], origin.directory, mark)
-    return evolve(raw, values=values)
-
-
-def _fields(sections: Mapping[str, Mapping[str, type]]) -> list[tuple[str, str, str, PathBesideRecipe]]:
-    return [
+    fields = [
         (role, name, key, mark)
         for role, plugins in sections.items()
         for name, cls in plugins.items()
         for key, attribute in describe.fields(cls).items()
         for mark in marks(attribute.type, PathBesideRecipe)
     ]
+    for role, name, key, mark in fields:
+        table = values.get(role)
+        section = table.get(name) if isinstance(table, dict) else None
+        origin = raw.origins.get((role, name, key))
+        if isinstance(section, dict) and key in section and origin is not None:
+            section[key] = _absolute(section[key], origin.directory, mark)
+    return evolve(raw, values=values)
 
 
 def _absolute(value: Any, directory: Path, mark: PathBesideRecipe) -> Any:

@@ -28,7 +28,7 @@ class Progress:
         """Show what a pool of workers does from now on: "trainer", "generator" or "reference", and "train_step on 8 ranks",
         ..., or "idle". Only runs on a cluster have pools. Called from any thread."""
 
-    def span(self, lane: str, name: str, start: float, seconds: Sequence[float]) -> None:
+    def span(self, role: str, name: str, start: float, seconds: Sequence[float]) -> None:
         """Something is over that began at `start`, by time.perf_counter(): a phase of the "driver", or a call of a pool, with
         the seconds of each of its ranks. Called from any thread."""
 

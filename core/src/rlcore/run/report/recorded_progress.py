@@ -85,8 +85,6 @@ class StatusFile:
             num_steps=0,
             phase="set-up",
             phase_since=now,
-            step_s=None,
-            error=None,
         )
 
     def __attrs_post_init__(self) -> None:
@@ -188,10 +186,10 @@ class RecordedProgress(Progress):
         """Pass on."""
         self._display.pool(name, doing)
 
-    def span(self, lane: str, name: str, start: float, seconds: Sequence[float]) -> None:
+    def span(self, role: str, name: str, start: float, seconds: Sequence[float]) -> None:
         """Keep until the step's end, and pass on."""
-        self._timeline.add(lane, name, start, seconds)
-        self._display.span(lane, name, start, seconds)
+        self._timeline.add(role, name, start, seconds)
+        self._display.span(role, name, start, seconds)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write down what was done until now, and pass on."""

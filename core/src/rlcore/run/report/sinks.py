@@ -26,37 +26,35 @@ class Sinks:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Give the figures of a step to each sink."""
-        self._each(lambda sink: sink.log(step, dict(metrics)), "failed and gets nothing more; the run goes on")
+        self._each(lambda sink: sink.log(step, dict(metrics)))
 
     def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Give the figures of a checkpoint's evaluation to each sink that takes them."""
         self._each(
-            lambda sink: cast("EvaluationSink", sink).log_evaluation(step, dict(metrics)) if _takes_evaluations(sink) else None,
-            "failed and gets nothing more; the run goes on",
+            lambda sink: (
+                cast("EvaluationSink", sink).log_evaluation(step, dict(metrics)) if hasattr(sink, "log_evaluation") else None
+            )
         )
 
     @property
     def without_evaluations(self) -> list[str]:
         """Return the names of sinks that take no figures of evaluations."""
-        return [label for label, sink in self._sinks.items() if not _takes_evaluations(sink)]
+        return [label for label, sink in self._sinks.items() if not hasattr(sink, "log_evaluation")]
 
     @property
     def take_samples(self) -> bool:
         """Return whether any of them is a SampleSink."""
-        return any(_takes_samples(sink) for sink in self._sinks.values())
+        return any(hasattr(sink, "log_samples") for sink in self._sinks.values())
 
     def log_samples(self, step: int, samples: Sequence[LoggedSample]) -> None:
         """Give samples of a step to each sink that takes them."""
-        self._each(
-            lambda sink: cast("SampleSink", sink).log_samples(step, samples) if _takes_samples(sink) else None,
-            "failed and gets nothing more; the run goes on",
-        )
+        self._each(lambda sink: cast("SampleSink", sink).log_samples(step, samples) if hasattr(sink, "log_samples") else None)
 
     def close(self) -> None:
         """End each sink."""
         self._each(lambda sink: sink.close(None if self.summary is None else dict(self.summary)), "failed when the run ended")
 
-    def _each(self, call: Callable[[Sink], None], failure: str) -> None:
+    def _each(self, call: Callable[[Sink], None], failure: str = "failed and gets nothing more; the run goes on") -> None:
         for label, sink in list(self._sinks.items()):
             try:
                 with in_time(f"a call of {label}", LIMIT_TIMES):
@@ -68,11 +66,3 @@ class Sinks:
                 name, line = type(error).__name__, first_line(error)
                 cause = line if isinstance(error, RlcoreError) or line == name else f"{name}: {line}"
                 self._progress.note(f"{label} {failure}: {cause}")
-
-
-def _takes_evaluations(sink: Sink) -> bool:
-    return hasattr(sink, "log_evaluation")
-
-
-def _takes_samples(sink: Sink) -> bool:
-    return hasattr(sink, "log_samples")

@@ -166,15 +166,13 @@ def _read_manifest(checkpoint: Path) -> Mapping[str, Mapping[str, Any]]:
     if manifest.get("format") != FORMAT:
         raise _DamageError(f"found format {manifest.get('format')!r}; this version of rlcore reads {FORMAT}")
     files = manifest.get("files")
-    if not isinstance(files, dict) or not all(map(_is_entry, files.values())):
+    if not isinstance(files, dict) or not all(
+        isinstance(one, dict) and {"bytes", "sha256"} <= one.keys() for one in files.values()
+    ):
         raise _DamageError(f"{MANIFEST} does not list files with their bytes and sha256")
     if LOOP_STATE not in files:
         raise _DamageError(f"{MANIFEST} does not list {LOOP_STATE}")
     return files
-
-
-def _is_entry(entry: object) -> bool:
-    return isinstance(entry, dict) and {"bytes", "sha256"} <= entry.keys()
 
 
 def read_loop_state(checkpoint: Path) -> LoopState:

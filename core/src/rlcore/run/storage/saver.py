@@ -2,7 +2,6 @@
 
 import hashlib
 import shutil
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +13,6 @@ from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.run.data.rows_digest import RowDigests
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import LoopPosition
-from rlcore.run.report.metrics_file import append_metrics
 from rlcore.run.storage.checkpoint import LoopState, save_checkpoint, sync, write_state
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.schema.file_limits import expanded
@@ -125,10 +123,6 @@ class RunSaver:
                 raise CheckpointError(f"{checkpoint / name} holds weights of version {found}; its loop.json says {expected}")
         if self.backends.generator is not None and (checkpoint / "generator").is_dir():
             self.backends.generator.load_state(LoadStateRequest(directory=checkpoint / "generator"))
-
-    def save_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The figures of a step, as a line of metrics.jsonl."""
-        append_metrics(self.directory.metrics_file, step, metrics)
 
     def export_model(self, kind: Literal["hf", "peft"]) -> Path:
         """The Hugging Face directory `model` or the PEFT directory `adapter`; an earlier one goes only once it is whole."""

@@ -23,7 +23,7 @@ from rlcore.run.execution.residency import Residency
 from rlcore.run.execution.weight_sync import GeneratorSync
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.loop import Loop
-from rlcore.run.protocols import LoopObserver, LoopPosition, MetricsTo, WeightSync, nothing
+from rlcore.run.protocols import LoopObserver, LoopPosition, MetricsTo, WeightSync
 from rlcore.run.report.metrics_file import append_metrics
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
@@ -198,24 +198,11 @@ class SynchronousRun:
             dtype=self._model.dtype,
             max_bucket_bytes=refit.max_bucket_mib * 2**20,
             max_attempts=refit.max_attempts,
-            delta="off",
-            unmerged=False,
             may_alias=True,
             clock=clock,
             progress=progress,
         )
-        residency = Residency(
-            trainer=backends.trainer,
-            generator=backends.generator,
-            generator_sleep_mode=False,
-            offload_trainer="none",
-            trainer_moves=False,
-            clock=clock,
-            turn="generation",
-            move_critic=nothing,
-            critic_moves=False,
-            metrics={},
-        )
+        residency = Residency(trainer=backends.trainer, generator=backends.generator, clock=clock)
         return GeneratorSync(refitter=refitter, residency=residency, guard=guard)
 
     @property

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from attrs import frozen
 
+from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.registry.run_parts import only_function
+from rlcore.run.data.rows_digest import RowDigests
 from rlcore.run.execution.critic import Critic, CriticResidency
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.loop import Loop
@@ -14,9 +17,11 @@ from rlcore.run.plan.collector import LoopContext
 from rlcore.run.plan.inputs import Inputs
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import LoopObserver, LoopPosition, MetricsTo, Scorer, Source, WeightSync
+from rlcore.run.report.metrics_file import append_metrics
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
+from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saver import ROLLOUTS, RunSaver, read_rollouts
 from rlcore.run.train_step.held_out import ExampleObserver, ExampleSource, HeldOutExamples
 from rlcore.run.train_step.metrics import PerDatasetMetrics
@@ -28,27 +33,41 @@ from rlcore.spi.execution import Backends
 
 
 @frozen(kw_only=True, eq=False)
-class LoopParts:
-    """The parts of a run's loop, without its backends."""
+class TrainingRun:
+    """The state of a run that outlives restarts of its workers."""
 
     plan: RunPlan
     inputs: Inputs
-    saver: RunSaver
+    digests: RowDigests
+    """The digests that LoopState keeps as `data`."""
+    directory: RunDirectory
     sinks: Sinks
     observers: Sequence[LoopObserver]
-    """Observers that outlive restarts of the workers."""
     progress: Progress
+    start: float
+    """When it began, by time.perf_counter."""
+    allow_changes: bool
+    """True where a recipe that makes another run may be resumed with."""
+    initial_state: AlgorithmState | None
+    """The algorithm's state before the first step; None where it keeps none."""
     clock: PhaseClock
     guard: InterruptGuard
 
     @contextmanager
     def loop(
-        self, backends: Backends, weights: WeightSync, critic: Critic | None, position: LoopPosition, checkpoint: Path | None
+        self,
+        saver: RunSaver,
+        backends: Backends,
+        weights: WeightSync,
+        critic: Critic | None,
+        position: LoopPosition,
+        checkpoint: Path | None,
     ) -> Iterator[Loop]:
         """The loop at a position, which is that of a checkpoint for a resumed run. What it opens is closed at the end."""
-        plan, saver, clock = self.plan, self.saver, self.clock
+        plan, clock = self.plan, self.clock
+        log = partial(append_metrics, self.directory.metrics_file)
         digest = saver.reference or saver.model
-        with opened_reference(plan, backends, saver.directory.path, digest, self.progress.note) as reference:
+        with opened_reference(plan, backends, self.directory.path, digest, self.progress.note) as reference:
             collecting = self._collecting(backends, weights, reference.on_tokens)
             source = self.inputs.source(collecting)
             _begin(source, position.step, checkpoint)
@@ -77,7 +96,7 @@ class LoopParts:
                         *per_dataset,
                         *self._of_samples(source, collecting),
                         # metrics.jsonl has a step before trackers and displays show it.
-                        *(MetricsTo(write=write) for write in (saver.save_metrics, self.sinks.log, self.progress.step)),
+                        *(MetricsTo(write=write) for write in (log, self.sinks.log, self.progress.step)),
                         *self._held_out_examples(backends, weights),
                         *self.observers,
                     ],
@@ -114,7 +133,7 @@ class LoopParts:
         return LoopContext(
             generator=backends.generator,
             weights=weights,
-            directory=self.saver.directory.path,
+            directory=self.directory.path,
             sinks=self.sinks,
             clock=self.clock,
             progress=self.progress,

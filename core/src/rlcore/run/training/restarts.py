@@ -1,57 +1,22 @@
 """Runs the loop to its end, and from the newest checkpoint where workers died or hung."""
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-from attrs import frozen
-
-from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.registry.plugin_errors import first_line
-from rlcore.run.data.rows_digest import RowDigests
 from rlcore.run.execution.weight_sync import weight_sync_of
-from rlcore.run.interrupt import InterruptGuard
-from rlcore.run.plan.inputs import Inputs
-from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.protocols import LoopObserver, LoopPosition
-from rlcore.run.report.progress import Progress
-from rlcore.run.report.sinks import Sinks
-from rlcore.run.report.timing import PhaseClock
+from rlcore.run.protocols import LoopPosition
 from rlcore.run.storage.resuming import newest, restore
-from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saver import RunSaver
 from rlcore.run.training.ending import finish, run_to_end
-from rlcore.run.training.loop_of_run import LoopParts, critic_of
+from rlcore.run.training.loop_of_run import TrainingRun, critic_of
 from rlcore.spi import ConfigError, WorkerError
 from rlcore.spi.execution import Backends, EngineLimitError, OpenBackends
 
 
-@frozen(kw_only=True, eq=False)
-class TrainingRun:
-    """The state of a run that outlives restarts of its workers."""
-
-    prepared: RunPlan
-    inputs: Inputs
-    digests: RowDigests
-    """The digests that LoopState keeps as `data`."""
-    directory: RunDirectory
-    sinks: Sinks
-    observers: Sequence[LoopObserver]
-    """Observers that outlive restarts of the workers."""
-    progress: Progress
-    start: float
-    """When it began, by time.perf_counter."""
-    allow_changes: bool
-    """True where a recipe that makes another run may be resumed with."""
-    initial_state: AlgorithmState | None
-    """The algorithm's state before the first step; None where it keeps none."""
-    clock: PhaseClock
-    guard: InterruptGuard
-
-
 def run_with_restarts(run: TrainingRun, opened: OpenBackends, resume: bool, checkpoint: Path | None) -> dict[str, object]:
     """Run to the end. Workers that die or hang are started anew, and the run goes on from its newest checkpoint."""
-    cluster = run.prepared.recipe.cluster
+    cluster = run.plan.recipe.cluster
     max_restarts = 0 if cluster is None else cluster.max_restarts
     cause: WorkerError | None = None
     for restart in range(1, max_restarts + 2):
@@ -79,7 +44,7 @@ def run_with_restarts(run: TrainingRun, opened: OpenBackends, resume: bool, chec
 
 def _run_once(run: TrainingRun, backends: Backends, resume: bool, checkpoint: Path | None) -> dict[str, object]:
     """Run the loop from a checkpoint, or from the beginning, to its end."""
-    prepared, directory, progress = run.prepared, run.directory, run.progress
+    prepared, directory, progress = run.plan, run.directory, run.progress
     saver = RunSaver(plan=prepared, backends=backends, tokenizer=run.inputs.tokenizer, directory=directory, digests=run.digests)
     position, critic = LoopPosition(), critic_of(prepared, backends, run.clock)
     weights = weight_sync_of(prepared, backends, run.clock, progress, run.guard, critic)
@@ -89,17 +54,7 @@ def _run_once(run: TrainingRun, backends: Backends, resume: bool, checkpoint: Pa
             saver, prepared.algorithm, checkpoint, initial_state=run.initial_state, allow_changes=run.allow_changes
         )
         directory.begin(prepared, position.step)
-    parts = LoopParts(
-        plan=prepared,
-        inputs=run.inputs,
-        saver=saver,
-        sinks=run.sinks,
-        observers=run.observers,
-        progress=progress,
-        clock=run.clock,
-        guard=run.guard,
-    )
-    with parts.loop(backends, weights, critic, position, checkpoint if resume else None) as loop:
+    with run.loop(saver, backends, weights, critic, position, checkpoint if resume else None) as loop:
         run.clock.totals.setdefault("setup", time.perf_counter() - run.start)
         progress.started(directory.path, position.step, prepared.recipe.run.num_steps)
         run_to_end(loop, directory)

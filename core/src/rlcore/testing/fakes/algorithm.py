@@ -43,11 +43,11 @@ class FakeLoss:
 
 
 @frozen(kw_only=True)
-class FakeLikelihoodConfig:
-    """The loss fake_likelihood has no options."""
+class NoOptions:
+    """The losses fake_likelihood, fake_regression and fake_value_error have no options."""
 
 
-def fake_likelihood(inputs: LossInputs, config: FakeLikelihoodConfig) -> LossOutput:  # noqa: ARG001
+def fake_likelihood(inputs: LossInputs, config: NoOptions) -> LossOutput:  # noqa: ARG001
     """Mean negative log-likelihood of the masked tokens: -Σ m · logprob / global loss tokens."""
     weights = np.asarray(inputs.loss_mask, np.float64) / max(inputs.counts.num_loss_tokens, 1)
     value = float(-(weights * np.asarray(inputs.logprobs)).sum())
@@ -81,12 +81,7 @@ def fake_preference(inputs: LossInputs, config: FakePreferenceConfig) -> LossOut
     return _output(FakeLoss(value=value, logprob_grads=-pushes * signs / num_pairs), {"margin": margin})
 
 
-@frozen(kw_only=True)
-class FakeRegressionConfig:
-    """The loss fake_regression has no options."""
-
-
-def fake_regression(inputs: LossInputs, config: FakeRegressionConfig) -> LossOutput:  # noqa: ARG001
+def fake_regression(inputs: LossInputs, config: NoOptions) -> LossOutput:  # noqa: ARG001
     """Mean over the masked tokens of (value - 1)² / 2."""
     weights = np.asarray(inputs.loss_mask, np.float64) / max(inputs.counts.num_loss_tokens, 1)
     errors = np.asarray(inputs.values, np.float64) - 1.0
@@ -99,7 +94,7 @@ TOKEN_REWARDS = "token_rewards"
 """float32 [T], a token column: its sample's reward; 0.0 where loss_mask is False."""
 
 
-def fake_value_error(inputs: LossInputs, config: FakeRegressionConfig) -> LossOutput:  # noqa: ARG001
+def fake_value_error(inputs: LossInputs, config: NoOptions) -> LossOutput:  # noqa: ARG001
     """Mean over the masked tokens of (value before the token - its reward)² / 2."""
     weights = np.asarray(inputs.loss_mask, np.float64) / max(inputs.counts.num_loss_tokens, 1)
     columns: dict[str, Any] = dict(inputs.token_columns)
@@ -207,10 +202,10 @@ class FakeAlgorithm:
         """Advantages are rewards less the mean over the group's valid samples."""
         batch = rollouts.batch
         if self.config.head == "value":
-            values = LossSpec(path="rlcore.testing.fakes.algorithm:fake_regression", config=FakeRegressionConfig())
+            values = LossSpec(path="rlcore.testing.fakes.algorithm:fake_regression", config=NoOptions())
             return TrainingBatch(batch=batch, loss=values)
         if self.config.source == "demonstrations":
-            loss = LossSpec(path="rlcore.testing.fakes.algorithm:fake_likelihood", config=FakeLikelihoodConfig())
+            loss = LossSpec(path="rlcore.testing.fakes.algorithm:fake_likelihood", config=NoOptions())
             return TrainingBatch(batch=batch, loss=loss)
         if self.config.source == "preferences":
             preference = FakePreferenceConfig(reference=self.config.kl_coefficient > 0.0)
@@ -241,7 +236,7 @@ class FakeAlgorithm:
         batch = batch.with_token_column(ADVANTAGES, rewards - before).with_token_column(TOKEN_REWARDS, rewards)
         critic_loss = LossSpec(
             path="rlcore.testing.fakes.algorithm:fake_value_error",
-            config=FakeRegressionConfig(),
+            config=NoOptions(),
             token_columns=(TOKEN_REWARDS,),
         )
         return TrainingBatch(batch=batch, loss=self.loss(), critic_loss=critic_loss)
