@@ -49,11 +49,12 @@ def test_a_program_counts_behind_the_thought_that_the_prompt_began(response, pro
         "".join(f"```{number}\n" for number in range(50_000)),
         "```\n" * 50_001,
         "~" * 200_000,
+        "~" * 200_000 + "`",
         "\n".join("~" * number for number in range(3, 600)),
         " " * 200_000,
         ("```" + " " * 1000 + "x\n") * 200,
     ],
-    ids=["open", "numbered", "closed", "one", "growing", "spaces", "info"],
+    ids=["open", "numbered", "closed", "one", "mixed", "growing", "spaces", "info"],
 )
 def test_a_response_takes_time_in_proportion_to_its_length(response):
     began = time.thread_time()

@@ -104,3 +104,11 @@ def test_parquet_that_is_none(tmp_path):
     (tmp_path / "rows.parquet").write_text("no parquet")
     with pytest.raises(DataError, match=r"data\.train\.path: .*Parquet"):
         rows_of_file("parquet", tmp_path / "rows.parquet")
+
+
+def test_folders_whose_names_hold_values_are_columns(tmp_path):
+    for lang, rows in (("de", {"a": ["x"]}), ("fr", {"a": pa.array(["y"]).dictionary_encode()})):
+        (tmp_path / f"lang={lang}").mkdir()
+        pq.write_table(pa.table(rows), tmp_path / f"lang={lang}" / "0.parquet")
+    rows = rows_of_file("parquet", tmp_path, prompt_field="a")
+    assert [(row["a"], row["lang"]) for row in rows] == [("x", "de"), ("y", "fr")]

@@ -21,6 +21,8 @@ from rlcore_openenv.config import OpenEnvConfig
         ("[1, 2]", None),
         ("", None),
         ('{"a":' * 5000, None),
+        ("{\n" * 40_000, None),
+        (('{"a":' * 900 + "x") * 50 + '{"b": 1}', {"b": 1}),
     ],
 )
 def test_the_last_json_object_of_an_answer_is_found(text: str, found: Any) -> None:

@@ -18,6 +18,8 @@ def test_the_moves_listed_last_count():
     messages.append(read("Your available actions are: '[check]', '[bet]'"))
     assert moves_in(messages) == ["[check]", "[bet]"]
     assert {random_move(messages, Random(seed)) for seed in range(20)} == {"[check]", "[bet]"}
+    messages.append(read("available moves " * 40_000))
+    assert moves_in(messages) == ["[check]", "[bet]"]
 
 
 def test_a_game_without_a_list_is_named():

@@ -133,6 +133,22 @@ def test_what_trains_has_no_problem(
     assert problems(tmp_path / "2", model_directory("qwen3"), changes, "value") == []
 
 
+def test_infinite_numbers_are_read_as_transformers_writes_them(tmp_path: Path) -> None:
+    from transformers import FalconH1Config
+
+    FalconH1Config(num_hidden_layers=1, vocab_size=64, time_step_limit=(0.0, float("inf"))).save_pretrained(tmp_path)
+    assert "__float__" in (tmp_path / "config.json").read_text()
+    assert class_problems(ModelSpec(path=str(tmp_path))) == []
+
+
+def test_code_that_comes_with_a_model_is_judged_by_no_other_class(
+    model_directory: Callable[[str], Path], tmp_path: Path
+) -> None:
+    changes = {"auto_map": {"AutoModelForCausalLM": "own.Own"}, "intermediate_size": 95}
+    assert problems(tmp_path, model_directory("qwen3"), changes)
+    assert class_problems(ModelSpec(path=str(tmp_path), trust_remote_code=True)) == []
+
+
 def test_a_class_that_takes_too_long_is_named(
     model_directory: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ _MARKS = re.compile(
 )
 """Marks of the beginning and the end of a thought, by model family. The last two are gpt-oss's channels in a text without
 special tokens."""
+_BRACKET = re.compile(r"[<{\[]")
 _ENDS = ("/", "|", "end", "suffix", "final")
 
 
@@ -20,11 +21,16 @@ def is_mark(text: str) -> bool:
 
 
 def behind_thought(response: str) -> str:
-    """Return what stands behind the last end of a thought; "" where the response begins with a thought that does not end."""
-    marks = list(_MARKS.finditer(response))
-    if ends := [mark.end() for mark in marks if _is_end(mark)]:
-        return response[ends[-1] :]
-    return "" if marks and not response[: marks[0].start()].strip() else response
+    """Return what stands behind the last thought of a response; "" where that thought does not end. A mark behind an opening
+    bracket is text, as within the arguments of a call."""
+    behind, is_open, is_first = 0, False, True
+    for mark in _MARKS.finditer(response):
+        if not _is_end(mark):
+            is_open = is_open or _BRACKET.search(response, behind, mark.start()) is None
+        elif is_open or (is_first and not mark[0].lower().startswith("assistant")):
+            behind, is_open = mark.end(), False
+        is_first = False
+    return "" if is_open else response[behind:]
 
 
 def _is_end(mark: re.Match[str]) -> bool:

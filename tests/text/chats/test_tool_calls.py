@@ -112,6 +112,13 @@ def test_arguments_come_back_as_they_were_written(arguments: dict[str, object]) 
     assert read("llama3_json", call)[1] == [("f", arguments, True)]
 
 
+@pytest.mark.parametrize("thought", ["", "<think>one <think>more</think>", "[THINK]one[/THINK]", "one</think>"])
+@pytest.mark.parametrize("text", ["<thinking>plan</thinking> go", "assistantFinalReport", "<think>", "[THINK] a [/THINK]"])
+def test_marks_within_arguments_are_text(thought: str, text: str) -> None:
+    call = f"<tool_call>{json.dumps({'name': 'f', 'arguments': {'text': text}})}</tool_call>"
+    assert read("hermes", f"{thought}{call}{call}")[1] == [("f", {"text": text}, True)] * 2
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_chat_template_decides(family: str) -> None:
     form, template = FAMILIES[family].form, FAMILIES[family].template

@@ -217,6 +217,16 @@ def test_a_chat_with_a_rejected_end_is_two_answers(row):
     assert found["rejected"] == [USER, {"role": "assistant", "content": "b"}]
 
 
+def test_images_of_a_prompt_whose_answer_is_messages_are_filled_in():
+    shown = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "q"}]}]
+    found, _ = read({"images": ["a.png"], "prompt": shown, "completion": [ANSWER]}, LEARNED)
+    assert found["messages"][0]["content"][0]["image"] == "a.png"
+
+
+def test_a_chosen_answer_says_nothing_where_answers_are_rewarded():
+    assert read({"prompt": "p", "chosen_response": "x"}, ASKED)[0]["prompt"] == "p"
+
+
 CALLED, OTHER = {"role": "tool_call", "content": '{"name": "f", "arguments": {}}'}, {"role": "assistant", "content": "b"}
 
 
@@ -244,6 +254,7 @@ def test_a_rejected_response_stands_behind_the_last_query(messages, rejected, re
         ({"prompt": "p", "chosen": "x", "rejected": "y", "rejected_response": "z"}, "both 'rejected' and 'rejected_response'"),
         ({"messages": [USER, ANSWER], "chosen": "x", "rejected_response": "z"}, "both 'chosen' and 'messages'"),
         ({"prompt": "p", "chosen_response": "x", "rejected_response": "z"}, "'chosen_response', which is not read"),
+        ({"messages": [USER, ANSWER], "rejected_response": 5}, "int as 'rejected_response'"),
     ],
 )
 def test_two_columns_of_one_meaning_are_refused(row, fault):

@@ -12,8 +12,14 @@ from rlcore_datasets.arrow_rows import ArrowRows, checked
 
 def _common_schema(folder: Path) -> pa.Schema:
     """Return the schema with the columns and fields of all files in a folder: pyarrow itself takes those of the first one."""
-    files = parquet.ParquetDataset(folder).files
-    return pa.unify_schemas([parquet.read_schema(file) for file in files], promote_options="permissive")
+    dataset = parquet.ParquetDataset(folder)
+    found = [*map(parquet.read_schema, dataset.files), dataset.schema]  # the last one has the columns that folders' names hold
+    return pa.unify_schemas([pa.schema(map(_plain, schema)) for schema in found], promote_options="permissive")
+
+
+def _plain(field: pa.Field) -> pa.Field:
+    """Return a field whose values are no numbers of a dictionary, as in files whose writers keep one."""
+    return field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
 
 
 def read(request: DataSourceRequest) -> ArrowRows:

@@ -134,7 +134,7 @@ def _is_same(one: str, other: str) -> bool:
 
 def _target_problems(targets: object, shapes: Mapping[str, tuple[int, ...]], file: Path) -> Iterator[Problem]:
     """Refuse adapters of layers that target_modules leaves out, as a list of names or a pattern: PEFT computes without them."""
-    if not targets or targets == "all-linear":
+    if not targets or (isinstance(targets, str) and targets.lower() == "all-linear"):
         return
     listed_targets = [str(target) for target in targets] if isinstance(targets, list) else []
     modules = dict.fromkeys(name.partition(".lora_")[0] for name in shapes)

@@ -2,10 +2,12 @@
 
 import json
 import re
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from attrs import evolve
@@ -34,6 +36,8 @@ _HEAD = "lm_head.weight"
 _MAX_NAMED = 3
 _MAX_SHOWN = 300
 """Characters of what transformers says."""
+_SEARCH_S = 5.0
+"""Most seconds for finding the keys that a fault is due to."""
 _MAX_VALUE = 200
 """Characters of a value of config.json."""
 
@@ -48,6 +52,8 @@ def class_problems(spec: ModelSpec, head: Head = "tokens") -> list[Problem]:
     file, content = directory / CONFIG_FILE, read_object(directory / CONFIG_FILE)
     if isinstance(content, Problem) or not _has_class(content, head) or next(file_problems(directory), None) is not None:
         return []
+    if spec.trust_remote_code and content.get("auto_map"):
+        return []  # the code that comes with the model builds another class
     try:
         with loading(f"building the class of {directory}, without weights,"):
             return list(_found(spec.path, file, content, head))
@@ -68,7 +74,8 @@ def _found(path: str, file: Path, content: Mapping[str, Any], head: Head) -> Ite
     chosen, experts = (_number(values, keys) for keys in (("num_experts_per_tok",), ("num_experts", "num_local_experts")))
     if experts and "num_experts_per_tok" in values and not 1 <= chosen <= experts:
         expected = f"1 to {experts}, which is the number of experts"
-        yield Problem(path=str(file), found=f"num_experts_per_tok = {chosen}", expected=expected)
+        found = f"num_experts_per_tok = {json.dumps(values['num_experts_per_tok'])}"
+        yield Problem(path=str(file), found=found, expected=expected)
     for one, other in _contradictions(content):
         yield Problem(path=str(file), found=f"{one}, and {other}", expected="one value", remedy="Take one of the two out")
     if held := stored_shapes(file.parent):
@@ -147,16 +154,16 @@ def _has_class(content: Mapping[str, Any], head: Head) -> bool:
     return known and kind in CONFIG_MAPPING_NAMES
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _built_shapes(content: str, head: Head) -> Shapes:
     """Return the shape of each tensor of a checkpoint, by the class for this config.json."""
     import torch
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    values = json.loads(content)
+    values = _decoded(content)
     if values.get("quantization_config") is not None:  # transformers asks for the key alone
         raise ValueError("it names no method")
-    with quiet_transformers(), torch.device("meta"):
+    with quiet_transformers(), warnings.catch_warnings(action="ignore"), torch.device("meta"):
         config = CONFIG_MAPPING[values["model_type"]].from_dict(values)
         if head == "value":
             config.num_labels = 1
@@ -168,15 +175,25 @@ def _values(content: Mapping[str, Any]) -> dict[str, Any]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     with quiet_transformers():
-        config = CONFIG_MAPPING[content["model_type"]].from_dict(dict(content))
+        config = CONFIG_MAPPING[content["model_type"]].from_dict(_decoded(json.dumps(content)))
         values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
     return values | {"quantization_config": None}
 
 
+def _decoded(text: str) -> dict[str, Any]:
+    """Read JSON, with infinite numbers as transformers writes them, {"__float__": "Infinity"}."""
+    content: dict[str, Any] = json.loads(
+        text, object_hook=lambda found: float(found["__float__"]) if found.keys() == {"__float__"} else found
+    )
+    return content
+
+
 def _unbuildable(file: Path, content: Mapping[str, Any], head: Head, error: Exception) -> Problem:
     """Return the problem of a class that cannot be built. It names the keys without which, or with 1, the class could be."""
-    blamed = []
+    blamed, until = [], monotonic() + _SEARCH_S
     for key, value in content.items():
+        if monotonic() > until:
+            break
         rest = {name: other for name, other in content.items() if name != key}
         for changed in (rest, {**rest, key: 1}) if type(value) is int else (rest,):
             with suppress(Exception):
@@ -194,9 +211,9 @@ def _by(name: str, content: Mapping[str, Any], head: Head) -> str:
     from transformers import PreTrainedConfig
 
     shape, found = _built_shapes(json.dumps(content), head).get(name), []
-    unsized = PreTrainedConfig().to_dict().keys() - {"tie_word_embeddings"}
+    unsized, until = PreTrainedConfig().to_dict().keys() - {"tie_word_embeddings"}, monotonic() + _SEARCH_S
     for key, value in _values(content).items():
-        if key in unsized:
+        if key in unsized or monotonic() > until:
             continue
         others: tuple[Any, ...] = (2 * value, value // 2, 1) if type(value) is int else ()
         for other in (not value,) if type(value) is bool else ([],) if isinstance(value, list) else others:

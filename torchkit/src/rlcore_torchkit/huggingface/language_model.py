@@ -7,6 +7,7 @@ import argparse
 import json
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -113,6 +114,10 @@ def _write_weights(files: list[Path], directory: Path) -> Collection[str]:
     for number, file in enumerate(files, 1):
         with safe_open(file, "pt") as opened:
             names = {name: own for name in list(opened.keys()) if (own := own_name(name)) is not None}
+            twice = [name for name, count in Counter([*places, *names.values()]).items() if count > 1]
+            if twice:
+                found = f"{min(twice)}, and the same under another prefix or in another file"
+                raise ModelError([Problem(path=str(file), found=found, expected="each tensor once")])
             tensors: dict[str, Tensor] = {own: opened.get_tensor(name) for name, own in names.items()}
         if tensors:
             shard = f"model-{number:05}-of-{len(files):05}.safetensors"

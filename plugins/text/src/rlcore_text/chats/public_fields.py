@@ -43,7 +43,13 @@ FIELDS = (
     PublicField("row", ("margin",), "reported", 'read only with margin_field = "margin": how much better the chosen answer is'),
     PublicField("row", ("preferred_output", "non_preferred_output"), "refused", "write them as `chosen` and `rejected`"),
     PublicField("row", ("completions",), "refused", "join the steps of an answer as `completion`", for_environment=True),
-    PublicField("row", ("chosen_response",), "refused", "write it as `chosen`, and `rejected_response` as `rejected`"),
+    PublicField(
+        "row",
+        ("chosen_response",),
+        "refused",
+        "write it as `chosen`, and `rejected_response` as `rejected`",
+        for_environment=True,
+    ),
     PublicField("row", ("positive_messages", "negative_messages"), "reported", "examples for embeddings, which are not read"),
     PublicField(
         "row",

@@ -78,7 +78,8 @@ class RowReader:
         if is_chat and not self.for_agents:
             self._require_one_form(found, where)
         is_agents = self.for_agents and _are_messages(found.get(PROMPT)) and bool(found[PROMPT])
-        if self.has_prompts and not is_chat and not is_agents:
+        is_joined = self.may_be_chats and COMPLETION not in found and self.config.messages_field in found
+        if self.has_prompts and not is_chat and not is_joined and not is_agents:
             found[PROMPT] = self._prompt(found[PROMPT], where)
         self._require_mapped(row, where)
         return found
@@ -244,6 +245,8 @@ class RowReader:
             row[chosen] = messages
             if others[0] == "rejected_response":
                 answer = [{"role": ASSISTANT, "content": other}] if isinstance(other, str) else other
+                if not _are_messages(answer):
+                    raise DataError(f"{type(other).__name__} as 'rejected_response'; expected text, or messages")
                 queries = [number for number, message in enumerate(messages) if _is_query(message)]
                 other = [*messages[: queries[-1] + 1 if queries else 0], *answer]
             row[rejected] = other
