@@ -89,13 +89,18 @@ def test_families_without_a_head_are_refused(tmp_path):
         ({"num_nextn_predict_layers": 0}, "num_nextn_predict_layers = 0"),
         ({"num_nextn_predict_layers": 2}, "num_nextn_predict_layers = 2"),
         ({"num_nextn_predict_layers": None}, "no num_nextn_predict_layers"),
-        ({"first_k_dense_replace": 4}, "a last layer without experts"),
         ({"num_nextn_predict_layers": "one"}, 'num_nextn_predict_layers = "one"'),
     ],
 )
 def test_models_without_such_a_head_are_refused(directory, values, found, tmp_path):
     problems = check(changed(directory, tmp_path, **values), MTP)
     assert [problem for problem in problems if problem.found.startswith(found)], problems
+
+
+def test_a_head_behind_a_layer_without_experts_is_refused(tmp_path):
+    dense = make_own(tmp_path, "glm4_moe", num_nextn_predict_layers=1, first_k_dense_replace=2)
+    problems = check(context_of(dense), MTP)
+    assert [problem for problem in problems if problem.found.startswith("a last layer without experts")], problems
 
 
 def test_tied_embeddings_are_refused(directory, tmp_path):

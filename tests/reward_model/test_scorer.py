@@ -2,6 +2,7 @@
 
 import shutil
 import string
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def alone(path, text):
 
 def encoded(conversation, backend, *ends):
     """Tokens by a tokenizer of transformers, whose end of sequence ends answers, as `ends` do."""
-    model, stops = ModelConfig(path="of a test"), tuple(dict.fromkeys((backend.eos_token_id, *ends)))
+    model, stops = ModelConfig(path=str(Path(__file__).parent)), tuple(dict.fromkeys((backend.eos_token_id, *ends)))
     return tokens_of(
         conversation, RewardTokenizer(backend=backend, stop_token_ids=stops, prompt_prefix=(), model=model, vocab_size=None)
     )

@@ -69,6 +69,7 @@ def widen(model: Path) -> None:
     """Give a small model the sizes of B1_5, and a file of weights with a header of such sizes and nothing behind it."""
     content = json.loads((model / "config.json").read_text())
     content |= {**B1_5, "vocab_size": content["vocab_size"]}
+    content.pop("layer_types", None)  # of the small model's number of layers
     (model / "config.json").write_text(json.dumps(content))
     family, dims = find_architecture(content, str(model)), ModelDims.of(content)
     assert isinstance(family, Architecture)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from rlcore.config.data import DatasetConfig
 from rlcore.config.model import ModelConfig
+from rlcore.run.data import mixes
 from rlcore.run.data.examples import example_batch, joined_examples
 from rlcore.spi import MARGINS, DataError
-from rlcore_text.rows import rendering
 from rlcore_text.rows.datasets import load_rows
 from rlcore_text.rows.given_rows import given_rows
 from rlcore_text.rows.preferences import render_preferences
@@ -67,7 +67,7 @@ def chatml(tokenizer_directory):
 def test_texts_are_the_prompt_with_each_answer_and_its_end(tokenizer, data):
     rows = [{"prompt": prompt, "chosen": chosen, "rejected": rejected} for prompt, chosen, rejected in data]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rendering, "CHUNK_ROWS", 3)
+        patch.setattr(mixes, "CHUNK_ROWS", 3)
         examples = render(rows, tokenizer)
     expected = [(prompt, f"{side}<|end|>") for prompt, *both in data for side in both]
     assert sides(examples, tokenizer) == expected

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.config.data import DatasetConfig
+from rlcore.run.data import mixes
 from rlcore.run.data.examples import example_batch
 from rlcore.spi import DataError, FinishReason, ModelError, Observation
-from rlcore_text.rows import rendering
 from rlcore_text.rows.datasets import load_rows
 from rlcore_text.rows.prompts import encode_prompts, render_demonstrations, render_prompts
 
@@ -88,7 +88,7 @@ def test_text_gets_the_beginning_of_sequence_once_and_messages_never(tokenizer):
 @given(data=st.lists(texts, min_size=1, max_size=12), chunk=st.integers(1, 5))
 def test_all_prompts_are_rendered_whatever_the_chunks(tokenizer, data, chunk):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rendering, "CHUNK_ROWS", chunk)
+        patch.setattr(mixes, "CHUNK_ROWS", chunk)
         rendered = render(rows_of(*data), tokenizer)
     assert [tokenizer.decode(rendered.tokens.sequence(i)) for i in range(len(data))] == data
     assert rendered.rows.tolist() == list(range(len(data)))
