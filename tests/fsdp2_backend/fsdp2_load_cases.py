@@ -35,8 +35,8 @@ def reading() -> Iterator[list[int]]:
     found: list[int] = []
     read = TensorFiles.read
 
-    def counted(files: TensorFiles, name: str, bounds: Sequence[slice]) -> Tensor:
-        block = read(files, name, bounds)
+    def counted(files: TensorFiles, name: str, bounds: Sequence[slice], dtype: torch.dtype) -> Tensor:
+        block = read(files, name, bounds, dtype)
         found.append(block.numel())
         return block
 

@@ -264,8 +264,8 @@ def reading() -> Iterator[list[int]]:
 
     read = TensorFiles.read
 
-    def counted(files: TensorFiles, name: str, bounds: Sequence[slice]) -> Tensor:
-        result = read(files, name, bounds)
+    def counted(files: TensorFiles, name: str, bounds: Sequence[slice], dtype: torch.dtype) -> Tensor:
+        result = read(files, name, bounds, dtype)
         found.append(result.numel())
         return result
 

@@ -38,10 +38,18 @@ def test_blocks_of_tensors_of_several_files(sharded: ModelSpec) -> None:
     with open_tensors(sharded) as files:
         assert {name: files.shape(name) for name in TENSORS} == {"a": (3, 4), "b": (6,), "c": ()}
         assert ("a" in files, "d" in files) == (True, False)
-        assert torch.equal(files.read("a", [slice(1, 3), slice(0, 2)]), TENSORS["a"][1:3, :2])
-        block = files.read("b", [slice(2, 5)])
+        assert torch.equal(files.read("a", [slice(1, 3), slice(0, 2)], torch.float32), TENSORS["a"][1:3, :2])
+        block = files.read("b", [slice(2, 5)], torch.bfloat16)
         assert block.dtype == torch.bfloat16
         assert torch.equal(block, TENSORS["b"][2:5])
+
+
+def test_numbers_that_are_infinite_in_the_dtype_are_refused(tmp_path: Path) -> None:
+    save_file({"a": torch.tensor([1e300], dtype=torch.float64)}, tmp_path / "model.safetensors")
+    with open_tensors(ModelSpec(path=str(tmp_path))) as files:
+        assert files.read("a", [slice(0, 1)], torch.float64) == 1e300
+        with pytest.raises(ModelError, match="NaN or infinite numbers in a"):
+            files.read("a", [slice(0, 1)], torch.float32)
 
 
 def test_one_file_holds_all_tensors(model_directory: Callable[[str], Path]) -> None:
@@ -74,7 +82,7 @@ def test_a_tensor_that_cannot_be_read_is_named_with_its_file(error: Exception) -
 
     files = TensorFiles(path="model", tensors={"a": SimpleNamespace(get_slice=fail)}, places={"a": Path("model/one")})
     with pytest.raises(ModelError) as raised:
-        files.read("a", [slice(0, 1)])
+        files.read("a", [slice(0, 1)], torch.float32)
     assert [(problem.path, problem.found) for problem in raised.value.problems] == [("model/one", f"a: {error}")]
 
 

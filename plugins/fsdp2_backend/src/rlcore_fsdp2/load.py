@@ -120,7 +120,7 @@ def _fill(parameter: Tensor, tensor: _FileTensor, files: TensorFiles) -> None:
     part = held.common(tensor.block)
     if part.size:
         bounds = part.within(tensor.block)[-len(tensor.shape) :]
-        local(parameter)[part.within(held)].copy_(files.read(tensor.name, bounds))
+        local(parameter)[part.within(held)].copy_(files.read(tensor.name, bounds, parameter.dtype))
 
 
 def _check_tied(parameters: Mapping[str, Tensor], embedding: str, head: str, files: TensorFiles) -> None:
@@ -129,6 +129,6 @@ def _check_tied(parameters: Mapping[str, Tensor], embedding: str, head: str, fil
     part = held_part(embedding, weight)
     if head not in files or not part.size:
         return
-    if not torch.equal(files.read(head, bounds_of(part)).to(local(weight)), local(weight)):
+    if not torch.equal(files.read(head, bounds_of(part), weight.dtype).to(local(weight)), local(weight)):
         found = f"{head} that is not {embedding}"
         files.raise_problems([files.problem(found, "one tensor, or tie_word_embeddings = false in config.json")])

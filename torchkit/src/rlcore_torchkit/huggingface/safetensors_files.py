@@ -16,6 +16,7 @@ from rlcore.spi.errors import ModelError, Problem
 from rlcore_model_files.directory import INDEX_FILE, SINGLE_FILE, file_problems, index_shards, several_models
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 _T = TypeVar("_T")
@@ -42,13 +43,13 @@ class TensorFiles:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.tensors[name].get_slice(name).get_shape())
 
-    def read(self, name: str, bounds: Sequence[slice]) -> "Tensor":
-        """The block of a tensor, on the host in the file's dtype; nothing else of it is read. `bounds` are not negative.
-        ModelError, naming the file, where it cannot be read or holds NaN or infinite numbers."""
+    def read(self, name: str, bounds: Sequence[slice], dtype: "torch.dtype") -> "Tensor":
+        """Return the block of a tensor, on the host in this dtype; nothing else of it is read. `bounds` are not negative.
+        ModelError, naming the file, where it cannot be read, or holds NaN or numbers that are infinite in the dtype."""
         from safetensors import SafetensorError
 
         try:
-            block: Tensor = self.tensors[name].get_slice(name)[tuple(bounds)]
+            block: Tensor = self.tensors[name].get_slice(name)[tuple(bounds)].to(dtype)
         except (OSError, SafetensorError) as error:
             raise ModelError([_unreadable(self.places[name], f"{name}: {error}")]) from error
         self.raise_problems(list(not_finite({name: block}, str(self.places[name]))))

@@ -101,7 +101,9 @@ def _fill_all(
 def _copy_problems(parameter: Tensor, source: Source, files: TensorFiles, layout: ParallelLayout) -> Iterator[Problem]:
     (tensor,), (rank, size) = source.tensors, tensor_rank_and_size(source, layout)
     (rows,) = row_ranges(source, rank, size)
-    if dist.get_rank(holders_of(parameter)) == 0 and not _part(files, tensor, rows, rank, size).to(parameter).equal(parameter):
+    if dist.get_rank(holders_of(parameter)) != 0:
+        return
+    if not _part(files, tensor, rows, rank, size, parameter.dtype).to(parameter).equal(parameter):
         yield files.problem(
             f"a {tensor.name} that is not the trunk's", "the same: the multi-token head shares embedding and output layer"
         )
@@ -118,7 +120,7 @@ def _fill(parameter: Tensor, source: Source, files: TensorFiles, layout: Paralle
     views, ranges = rows_of(parameter.data, source, rank, size), row_ranges(source, rank, size)
     for view, tensor, rows in zip(views, source.tensors, ranges, strict=True):
         if view.numel():
-            view.copy_(_part(files, tensor, rows, rank, size).reshape(view.shape))
+            view.copy_(_part(files, tensor, rows, rank, size, view.dtype).reshape(view.shape))
 
 
 def _problems(expected: Sequence[HfTensor], files: TensorFiles) -> Iterator[Problem]:
@@ -149,7 +151,7 @@ def _stack_problems(stack: Stack, files: TensorFiles) -> Iterator[Problem]:
         yield files.problem(found, f"{list(stack.shape)}, as config.json says")
 
 
-def _part(files: TensorFiles, tensor: HfTensor, rows: slice, rank: int, size: int) -> Tensor:
+def _part(files: TensorFiles, tensor: HfTensor, rows: slice, rank: int, size: int, dtype: torch.dtype) -> Tensor:
     """These rows of the tensor, and of their columns what rank `rank` of `size` has; only that is read."""
     columns = [
         slice(rank * (length // size), (rank + 1) * (length // size)) if tensor.tp_dim == 1 else slice(0, length)
@@ -158,10 +160,11 @@ def _part(files: TensorFiles, tensor: HfTensor, rows: slice, rank: int, size: in
     if tensor.stack is not None:
         stack = tensor.stack
         bounds = [slice(stack.expert, stack.expert + 1), *columns, stack.rows(rows)]
-        return stack.taken(files.read(stack.name, bounds)[0])
+        return stack.taken(files.read(stack.name, bounds, dtype)[0])
     bounds = [rows, *columns]
     if tensor.name in files:
-        return files.read(tensor.name, bounds)
+        return files.read(tensor.name, bounds, dtype)
     assert tensor.fused is not None
     name, expert, first = tensor.fused
-    return files.read(name, [slice(expert, expert + 1), slice(first + rows.start, first + rows.stop), *columns])[0]
+    found = [slice(expert, expert + 1), slice(first + rows.start, first + rows.stop), *columns]
+    return files.read(name, found, dtype)[0]
