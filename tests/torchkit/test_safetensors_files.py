@@ -48,7 +48,7 @@ def test_numbers_that_are_infinite_in_the_dtype_are_refused(tmp_path: Path) -> N
     save_file({"a": torch.tensor([1e300], dtype=torch.float64)}, tmp_path / "model.safetensors")
     with open_tensors(ModelSpec(path=str(tmp_path))) as files:
         assert files.read("a", [slice(0, 1)], torch.float64) == 1e300
-        with pytest.raises(ModelError, match="NaN or infinite numbers in a"):
+        with pytest.raises(ModelError, match=r"model\.safetensors"):
             files.read("a", [slice(0, 1)], torch.float32)
 
 
