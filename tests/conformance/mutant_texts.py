@@ -20,7 +20,7 @@ class Tokenizer:
 
 
 class Loads:
-    """What loads right tokenizers."""
+    """A backend that loads right tokenizers."""
 
     Tokens = Tokenizer
 

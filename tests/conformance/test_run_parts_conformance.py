@@ -1,4 +1,4 @@
-"""What runs are made of besides backends passes the conformance kit: collector, observers of the loop, tokenizers, renderer."""
+"""Collector, observers of the loop, tokenizers and renderer of this repository pass the conformance kit."""
 
 import pytest
 

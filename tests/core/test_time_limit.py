@@ -181,7 +181,7 @@ def test_only_a_signal_interrupts(where: object, code: Callable[[], None], expec
 
 
 class Interrupted(BaseException):
-    """What a handler of a signal raises."""
+    """The error that a handler of a signal raises."""
 
 
 @pytest.mark.parametrize("where", [in_thread, lambda function: function()])

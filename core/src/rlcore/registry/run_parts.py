@@ -50,6 +50,8 @@ def highest(
 class CalledEntry(DescribedEntry):
     """One installed description of functions."""
 
+    is_of_recipes: ClassVar[bool] = False
+
     def call(self, name: str, argument: object) -> Any:
         """Import the function of one of `paths` and call it; None without such a path. PluginError where it is not there."""
         path = self.paths().get(name)
@@ -78,7 +80,6 @@ class CollectorEntry(CalledEntry):
 
     described_by: ClassVar[type] = CollectorProvider
     path_fields: ClassVar[tuple[str, ...]] = ("collector", "check")
-    is_of_recipes: ClassVar[bool] = False
     role: str = "collector"
     provider: CollectorProvider | None = None
 
@@ -108,7 +109,6 @@ class LoopObserverEntry(CalledEntry):
 
     described_by: ClassVar[type] = LoopObserverProvider
     path_fields: ClassVar[tuple[str, ...]] = ("observer", "check")
-    is_of_recipes: ClassVar[bool] = False
     role: str = "loop_observer"
     provider: LoopObserverProvider | None = None
 

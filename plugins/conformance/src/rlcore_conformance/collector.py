@@ -80,7 +80,7 @@ class CollectorConformance(FakeRuns):
             assert first.tolist() == np.repeat(range(3), 4).tolist(), f"step {step}: the samples are of groups {first.tolist()}"
 
     def test_tokens_are_the_policys(self, collect: FakeRun, samples: list[CollectedRollouts]) -> None:
-        """What is learned, the present weights have sampled, each token with its log-probability; something is learned."""
+        """The present weights have sampled each learned token, with its log-probability; there are such tokens."""
         collect("training.minibatches_per_step=1")
         assert samples
         for step, found in enumerate(samples):
@@ -106,7 +106,7 @@ class CollectorConformance(FakeRuns):
             assert once == pytest.approx(again, nan_ok=True)
 
     def test_a_resumed_run_is_one_that_went_on(self, collect: FakeRun) -> None:
-        """What a checkpoint keeps brings the samples that would have come."""
+        """A run that resumes from a checkpoint collects the samples that would have come."""
         collect(steps=2, name="stopped")
         resumed, expected = collect(steps=3, name="stopped", resume=True), collect(name="whole")
         assert resumed[-1] == pytest.approx(expected[-1], nan_ok=True)

@@ -71,7 +71,7 @@ class LoopObserverConformance(FakeRuns):
             observed("trainer.fake.fails=always")
 
     def test_threads_and_processes_end(self, observed: FakeRun) -> None:
-        """What it has started is over when the run is."""
+        """Threads and processes of the observer end with the run."""
         observed(name="first")  # starts what the core keeps
         threads, children = {*threading.enumerate()}, {*active_children()}
         observed(name="second")

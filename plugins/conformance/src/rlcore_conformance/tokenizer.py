@@ -80,7 +80,7 @@ class TokenizerConformance(TextFixtures):
             assert tokenizer.decode([*tokenizer.encode("Say:"), *behind]) == f"Say:{text}"
 
     def test_stop_tokens_have_no_text(self, tokenizer: Tokenizer) -> None:
-        """What ends a response is no part of its text; `eos_token_id` is among the tokens that do."""
+        """Tokens that end a response are no part of its text; `eos_token_id` is one of them."""
         assert tokenizer.stop_token_ids, "no token ends a response"
         assert tokenizer.eos_token_id is None or tokenizer.eos_token_id in tokenizer.stop_token_ids
         for token in tokenizer.stop_token_ids:

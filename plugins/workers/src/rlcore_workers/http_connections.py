@@ -36,7 +36,7 @@ class Connection(asyncio.Protocol):
         self._limit = limit
         self._transport: asyncio.Transport
         self._handler: web.RequestHandler | None = None
-        """What reads the requests; None where the connection is refused."""
+        """The reader of requests; None where the connection is refused."""
         self._look: asyncio.TimerHandle | None = None
         """The next look at what the client has not taken; None while nothing waits for it."""
 

@@ -99,7 +99,7 @@ class _Mixed:
     """The base of environments of both kinds."""
 
     backends: Mapping[str, Any]
-    """By name, that of rows whose set names none first."""
+    """The environments by name; first the one of rows whose data set names none."""
     of_set: Mapping[str, str]
     """The environment's name of each data set that names one."""
 

@@ -72,7 +72,7 @@ class RunPlugins:
     """The plugins of a run in the driver: they build its backends there, or are sent by name to other processes."""
 
     _loaded: LoadedPlugins
-    """With observers that are not built yet."""
+    """The chosen observers, which are not built yet."""
     _observer_options: Mapping[str, object]
     _observer_names: tuple[str, ...]
     _disabled: tuple[str, ...]

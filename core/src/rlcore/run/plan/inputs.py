@@ -197,8 +197,10 @@ def _overlap(data: DataConfig, train: Iterable[Row], evaluation: Iterable[Row]) 
 
 
 def _prompt_key(row: Row) -> object:
-    """What a row asks, as text; the whole row where only the environment makes a prompt of it. An object that equals no other
-    where JSON cannot hold that."""
+    """Return a row's question as text, or the whole row where only the environment makes a prompt of it.
+
+    Return an object that equals no other where JSON cannot hold the row.
+    """
     prompt = row.get("prompt")
     if isinstance(prompt, str):
         return prompt

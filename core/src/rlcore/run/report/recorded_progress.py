@@ -43,7 +43,7 @@ class Status:
     """The content of status.json. Times are seconds since 1970."""
 
     state: Literal["running", "complete", "interrupted", "failed"]
-    """As the process wrote it: one that was killed could not say so."""
+    """The state that the process wrote; a process that was killed wrote no end."""
     process: int
     host: str
     started: Finite
