@@ -4,13 +4,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from decoder_families import EXPERTS, LATENT, SHARED, WINDOW, YARN, make_family
+from decoder_families import EXPERTS, GATED_DELTA, LATENT, SHARED, WINDOW, YARN, make_family
 from transformers import GptOssConfig
 
 NARROW_SCORES: Mapping[str, Any] = {"sliding_window": 4, "query_pre_attn_scalar": 5, "num_hidden_layers": 4}
 """Of Gemma: scores are not divided by the root of the heads' width."""
 GATE_LIMIT = 0.2 if hasattr(GptOssConfig, "swiglu_limit") else 7.0
 """Of gpt-oss: up to 5.17 transformers, which tests compare with, clamps at 7 whatever a config says."""
+DELTA: Mapping[str, Any] = {
+    **GATED_DELTA,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_value_head_dim": 12,
+    "full_attention_interval": 2,
+    "num_hidden_layers": 4,
+}
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v3": {
         **SHARED,
@@ -58,9 +66,14 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "layer_types": None,
         "tie_word_embeddings": False,
     },
+    "qwen3_5_moe_text": {**EXPERTS, **DELTA},
+    "qwen3_5_text": {**DELTA, "tie_word_embeddings": True},
+    "qwen3_next": {**EXPERTS, **DELTA, "norm_topk_prob": True},
 }
 """What their configs have beside `decoder_families.BASE`, by model_type."""
-WITH_EXPERTS = tuple(name for name in FAMILIES if not name.startswith("gemma"))
+DENSE = ("gemma2", "gemma3_text", "qwen3_5_text")
+WITH_EXPERTS = tuple(name for name in FAMILIES if name not in DENSE)
+WITH_DELTA = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 FIXED = "e_score_correction_bias"
 """The end of the names of tensors that do not train, and keep their dtype."""
 

@@ -71,13 +71,13 @@ class Case:
 
 
 MOE = ("qwen3_moe", *WITH_EXPERTS)
-GEMMA = tuple(name for name in FAMILIES if name not in WITH_EXPERTS)
+DENSE_OWN = tuple(name for name in FAMILIES if name not in WITH_EXPERTS)
 DIVIDED = tuple(name for name in MOE if name != "gpt_oss")
 """Whose experts several ranks may share."""
 CASES: Mapping[int, tuple[Case, ...]] = {
     2: (
         Case(name="dp2"),
-        Case(name="tp2", sizes={"tensor": 2}, models=(*MODELS, *GEMMA)),
+        Case(name="tp2", sizes={"tensor": 2}, models=(*MODELS, *DENSE_OWN)),
         Case(name="pp2", sizes={"pipeline": 2}),
         Case(name="pp2xvpp2", sizes={"pipeline": 2, "virtual_pipeline": 2}),
         Case(name="cp2", sizes={"context": 2}, models=("qwen3",)),
@@ -382,7 +382,7 @@ def rows(num_ranks: int) -> dict[str, Callable[[Path, int], None]]:
             "reads of a conversion/qwen2": on(check_reads_of_a_conversion, "qwen2", "dp2"),
             "reads of a conversion/qwen3_moe": on(check_reads_of_a_conversion, "qwen3_moe", "dp2"),
             **{f"converted/{name}": on(check_conversion, name, "tp2xep2", "pp2xvpp2") for name in WITH_EXPERTS},
-            **{f"converted/{name}": on(check_conversion, name, "tp2", "pp2xvpp2") for name in GEMMA},
+            **{f"converted/{name}": on(check_conversion, name, "tp2", "pp2xvpp2") for name in DENSE_OWN},
             "megatron/qwen3_moe": on(check_megatron_checkpoint, "qwen3_moe", "tp2xep2", "tp2xetp2", "pp2xvpp2"),
             "converted/one_key_head": on(check_conversion, "one_key_head", "tp2", "dp2", "pp2"),
             "megatron/one_key_head": on(check_megatron_checkpoint, "one_key_head", "tp2", "dp2", "pp2"),

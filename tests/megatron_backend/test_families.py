@@ -1,12 +1,13 @@
 """Families that Megatron alone computes: what their config.json says, and what of it is refused; test_layout shows the rest."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from attrs import evolve
 from lora_support import linear_names
-from megatron_families import FAMILIES, make_own
+from megatron_families import FAMILIES, WITH_DELTA, make_own
 from megatron_support import make_backend
 from packaging.version import Version
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -69,7 +70,7 @@ def test_missing_keys_mean_what_transformers_takes_for_them(name: str) -> None:
     """Also where config.json says as little as files on the Hub do."""
     full = AutoConfig.for_model(name).to_dict()
     essential = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-    short = {key: full[key] for key in essential}
+    short = {key: full[key] for key in essential if key in full}
     families = [find_family(content, "config.json") for content in (full, short)]
     same = ("has_qkv_biases", "has_qk_norms", "transformer", "derived", "windows", "score_width", "score_cap", "logit_cap")
     for key in (*same, "local_theta"):
@@ -114,6 +115,9 @@ def test_memory_is_estimated_of_all_parameters(models: Path, name: str) -> None:
         ("gemma2", "hidden_activation", "gelu"),
         ("gemma2", "use_bidirectional_attention", True),
         ("gemma3_text", "attn_logit_softcapping", 50.0),
+        ("qwen3_next", "attention_bias", True),
+        ("qwen3_next", "hidden_act", "gelu"),
+        ("qwen3_5_text", "linear_num_value_heads", 6),
     ],
 )
 def test_what_megatron_cannot_compute_is_named(models: Path, tmp_path: Path, name: str, key: str, value: object) -> None:
@@ -140,6 +144,8 @@ def test_what_megatron_cannot_compute_is_named(models: Path, tmp_path: Path, nam
         ("gemma2", "sliding_window", -1),
         ("gemma3_text", "query_pre_attn_scalar", "wide"),
         ("gemma3_text", "sliding_window_pattern", 0),
+        ("qwen3_next", "linear_num_key_heads", 0),
+        ("qwen3_5_moe_text", "layer_types", 3),
     ],
 )
 def test_malformed_values_are_named(models: Path, tmp_path: Path, name: str, key: str, value: object) -> None:
@@ -285,7 +291,44 @@ def test_quantised_weights_are_refused(models: Path, tmp_path: Path) -> None:
     assert found(directory) == ["config.json: weights quantised by fp8, as quantization_config says"]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("options", "place", "expected"),
+    [
+        (
+            {"tensor_parallel": 4},
+            {"world_size": 4},
+            [
+                "tensor_parallel 4 for 102 tokens of the vocabulary",
+                "tensor_parallel 4 for 2 key heads, whose queries have gates",
+            ],
+        ),
+        (
+            {"tensor_parallel": 2, "context_parallel": 4},
+            {"world_size": 8},
+            [
+                "tensor_parallel 2 x context_parallel 4 for 4 key heads of gated delta nets",
+                "context_parallel 4 x tensor_parallel 2 for 4 attention heads",
+            ],
+        ),
+        ({"pretrained_checkpoint": "/nowhere"}, {}, ["/nowhere, with model_type qwen3_5_text", "/nowhere, which is not there"]),
+        ({}, {"lora": LoraSpec(rank=4)}, ["the section, with model_type qwen3_5_text"]),
+        (
+            {"transformer_engine": False},
+            {"device": "cuda"},
+            ["model_type qwen3_5_text: flash-linear-attention is not installed"],
+        ),
+    ],
+    ids=str,
+)
+def test_what_gated_delta_nets_rule_out(
+    models: Path, options: dict[str, object], place: dict[str, object], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "fla", None)  # which tells that it cannot be imported
+    problems = found(models / "qwen3_5_text", evolve(ONE, **options), **place)
+    assert sorted(problem.partition(": ")[2].partition(", which computes")[0] for problem in problems) == sorted(expected)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in WITH_DELTA])
 def test_adapters_are_beside_all_linear_layers(models: Path, name: str) -> None:
     """Those of transformers' model but the head, as PEFT counts them; a target that is none is named."""
     config = AutoConfig.from_pretrained(models / name)

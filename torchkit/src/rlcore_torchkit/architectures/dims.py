@@ -43,6 +43,45 @@ class LatentDims:
 
 
 @frozen(kw_only=True)
+class DeltaDims:
+    """The sizes of a gated delta net (arXiv:2412.06464)."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_width: int
+    value_width: int
+    kernel: int
+    """The number of tokens that its convolution sees."""
+
+    @property
+    def channels(self) -> int:
+        """The width of queries, keys and values together, which the convolution goes through."""
+        return 2 * self.num_key_heads * self.key_width + self.num_value_heads * self.value_width
+
+    @property
+    def rows(self) -> int:
+        """The width of all that the input is projected to: besides the channels gates, and two rates of each head."""
+        return self.channels + self.num_value_heads * (self.value_width + 2)
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Count the parameters of the projections and of the convolution."""
+        return hidden_size * (self.rows + self.num_value_heads * self.value_width) + self.channels * self.kernel
+
+    @classmethod
+    def of(cls, model: Mapping[str, Any]) -> "DeltaDims | None":
+        """The sizes in the content of config.json; None where it names none."""
+        if not model.get("linear_num_key_heads"):
+            return None
+        return cls(
+            num_key_heads=model["linear_num_key_heads"],
+            num_value_heads=model["linear_num_value_heads"],
+            key_width=model["linear_key_head_dim"],
+            value_width=model["linear_value_head_dim"],
+            kernel=model["linear_conv_kernel_dim"],
+        )
+
+
+@frozen(kw_only=True)
 class ModelDims:
     """A decoder's sizes, whatever its architecture calls them."""
 
@@ -66,6 +105,13 @@ class ModelDims:
     """[num_layers] which layers have experts; the others have an MLP."""
     latent: LatentDims | None = None
     """In a model with multi-latent attention; `num_kv_heads` and `head_dim` then say nothing."""
+    delta: DeltaDims | None = None
+    has_delta: tuple[bool, ...] = ()
+    """[num_layers] which layers have a gated delta net in place of attention; empty in a model without any."""
+    has_output_gates: bool = False
+    """True where queries come with as many gates, by which attention's outputs are multiplied."""
+    has_shared_gate: bool = False
+    """True where the expert of all tokens has a gate, one value for each token."""
 
     @classmethod
     def of(cls, model: Mapping[str, Any]) -> "ModelDims | None":
@@ -89,6 +135,9 @@ class ModelDims:
             shared_intermediate_size=model.get("shared_expert_intermediate_size") or 0,
             has_experts=tuple(expert_layers(model)),
             latent=LatentDims.of(model),
+            **_delta(model),
+            has_output_gates=bool(model.get("attn_output_gate")),
+            has_shared_gate=bool(model.get("shared_expert_gate")),
         )
 
     @cached_property  # a plan asks millions of times
@@ -101,8 +150,15 @@ class ModelDims:
 
     def without_ends(self, at_start: int, at_end: int) -> "ModelDims":
         """The sizes without so many layers at the start and at the end; of no layers where these are all."""
-        kept = self.has_experts[at_start : max(at_start, self.num_layers - at_end)]
-        return evolve(self, num_layers=len(kept), has_experts=kept)
+        within = slice(at_start, max(at_start, self.num_layers - at_end))
+        kept = self.has_experts[within]
+        return evolve(self, num_layers=len(kept), has_experts=kept, has_delta=self.has_delta[within])
+
+
+def _delta(model: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = model.get("layer_types") or ()
+    delta = DeltaDims.of(model) if "linear_attention" in kinds else None
+    return {} if delta is None else {"delta": delta, "has_delta": tuple(kind == "linear_attention" for kind in kinds)}
 
 
 def expert_layers(model: Mapping[str, Any]) -> list[bool]:

@@ -40,6 +40,10 @@ class ModuleNames:
     experts: str = "mlp.experts"
     shared_expert: str = "mlp.shared_expert"
     """The MLP beside the experts that every token goes through, in families with one."""
+    shared_gate: str = "mlp.shared_expert_gate"
+    """The linear layer of that expert's gate, in families with such a gate."""
+    delta_net: str = "linear_attn"
+    """The gated delta net of a layer, in families with such layers."""
 
     gate: str = "gate_proj"
     """The first module of an MLP or of an expert; the following names are below these too."""

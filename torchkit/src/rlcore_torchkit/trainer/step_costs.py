@@ -86,11 +86,18 @@ class Tokens:
     per_microbatch: int
 
 
-def attention_parameters(dims: ModelDims) -> tuple[int, int]:
-    """Count the parameters of a layer's attention that tensor ranks divide, and those that each has whole."""
+def attention_parameters(dims: ModelDims) -> tuple[float, int]:
+    """Count the parameters of a layer's attention that tensor ranks divide, and those that each has whole. Where some layers
+    have a gated delta net, those of the mean layer."""
     hidden, heads, latent = dims.hidden_size, dims.num_heads, dims.latent
     if latent is None:
-        return 2 * hidden * dims.head_dim * (heads + dims.num_kv_heads), 0
+        gates = heads if dims.has_output_gates else 0
+        attention = hidden * dims.head_dim * (2 * (heads + dims.num_kv_heads) + gates)
+        if dims.delta is None or not dims.num_layers:
+            return attention, 0
+        num_delta = sum(dims.has_delta)
+        delta = num_delta * dims.delta.num_parameters(hidden)
+        return ((dims.num_layers - num_delta) * attention + delta) / dims.num_layers, 0
     queries = (latent.query_rank or hidden) * latent.key_width
     keys_and_values = latent.key_rank * (latent.plain_width + latent.value_width)
     narrow = (latent.query_rank or 0) + latent.key_rank + latent.rotary_width
@@ -101,7 +108,8 @@ def layer_parameters(dims: ModelDims) -> tuple[float, float]:
     """The parameters of all layers without the experts', and the experts'."""
     attention = dims.num_layers * sum(attention_parameters(dims))
     mlps = dims.num_dense_layers * 3 * dims.hidden_size * dims.intermediate_size
-    shared = dims.num_moe_layers * dims.hidden_size * (3 * dims.shared_intermediate_size + dims.num_experts)
+    of_all_tokens = 3 * dims.shared_intermediate_size + dims.num_experts + dims.has_shared_gate
+    shared = dims.num_moe_layers * dims.hidden_size * of_all_tokens
     experts = dims.num_moe_layers * dims.num_experts * 3 * dims.hidden_size * dims.moe_intermediate_size
     return attention + mlps + shared, experts
 

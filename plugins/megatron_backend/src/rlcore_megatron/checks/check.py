@@ -87,6 +87,8 @@ def _family_problems(context: CheckContext, config: MegatronConfig, model: Mappi
     assert not isinstance(family, Problem), "a model of no family is unfit"
     yield from family.layer_problems(model, path)
     yield from family.head_problems(path, context.head)
+    if context.lora is not None:
+        yield from family.adapter_problems()
     yield from family_option_problems(family, config, context.device, context.model.dtype, trains=context.needs_policy)
     if context.needs_policy:
         yield from head_problems(family, config, model, path)

@@ -85,9 +85,10 @@ class MegatronFamily(Architecture):
 
     def layer_problems(self, standard: Mapping[str, Any], path: str) -> Iterator[Problem]:
         """Refuse a model whose config.json, at `path`, says under Llama's keys what Megatron's layers cannot be."""
-        if self.windows and len(self.windows) != standard["num_hidden_layers"]:
+        kinds = self.windows or standard.get("layer_types") or ()
+        if kinds and len(kinds) != standard["num_hidden_layers"]:
             expected = f"{standard['num_hidden_layers']}, as num_hidden_layers says"
-            yield Problem(path=path, found=f"layer_types of {len(self.windows)} layers", expected=expected)
+            yield Problem(path=path, found=f"layer_types of {len(kinds)} layers", expected=expected)
         for key, (value, reason) in self.required.items():
             found = standard.get(key)
             if found not in (None, value):
@@ -112,6 +113,17 @@ class MegatronFamily(Architecture):
                 found=f"model_type {self.model_type}, for an algorithm that trains a model of values",
                 expected="a family that is described for all trainers",
                 remedy="Take a model of another family for the critic or the reward model",
+            )
+
+    def adapter_problems(self) -> Iterator[Problem]:
+        """Refuse adapters in a family some of whose tensors are several of Megatron's."""
+        if self.has_states:
+            expected = "no such section: adapters of projections that hold queries and gates in turn are not computed"
+            yield Problem(
+                path="lora",
+                found=f"the section, with model_type {self.model_type}",
+                expected=expected,
+                remedy="Leave it out, or take another trainer for this model",
             )
 
 

@@ -75,7 +75,7 @@ class GptOssTable(WeightTable):
         return HfTensor(
             name=f"{whole}.{expert}.{'all' if part is None else PARTS[part]}",
             shape=shape,
-            stack=Stack(
+            place=Stack(
                 name=whole,
                 shape=(self.dims.num_experts, *shape[1:], shape[0] * num_parts),
                 expert=expert,

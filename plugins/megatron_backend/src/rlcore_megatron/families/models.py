@@ -10,6 +10,7 @@ from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.families.gemma import gemma2, gemma3_text
 from rlcore_megatron.families.glm4_moe import glm4_moe
 from rlcore_megatron.families.gpt_oss import gpt_oss
+from rlcore_megatron.families.qwen3_next import qwen3_5_moe_text, qwen3_5_text, qwen3_next
 from rlcore_torchkit.adapters import lora_targets
 from rlcore_torchkit.architectures import registry
 from rlcore_torchkit.architectures.registry import Families
@@ -21,6 +22,9 @@ FAMILIES: Families = {
     "gemma3_text": gemma3_text,
     "glm4_moe": glm4_moe,
     "gpt_oss": gpt_oss,
+    "qwen3_5_moe_text": qwen3_5_moe_text,
+    "qwen3_5_text": qwen3_5_text,
+    "qwen3_next": qwen3_next,
 }
 """By model_type: what makes the family from the content of a config.json."""
 

@@ -27,6 +27,7 @@ _GROUPED_EXPERT = re.compile(r"mlp\.experts\.(linear_fc[12])\.(weight|bias)(\d+)
 _SINGLE_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.(weight|bias)")
 FUSED_NORMS = {
     "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
+    "self_attention.in_proj.layer_norm_weight": "input_layernorm.weight",
     "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
     "self_attention.linear_q_up_proj.layer_norm_weight": "self_attention.q_layernorm.weight",
     "self_attention.linear_kv_up_proj.layer_norm_weight": "self_attention.kv_layernorm.weight",
@@ -132,9 +133,9 @@ def _hugging_face_order(layer: Sequence[Source], family: MegatronFamily) -> list
 
     def rank(tensor: HfTensor) -> int:
         role = tensor.name.split(".")[-2]
-        if family.table.lists_attention_in_order and f".{modules.attention}." in tensor.name:
+        if any(f".{name}." in tensor.name for name in family.table.in_order):
             return -1
-        if f".{modules.shared_expert}." in tensor.name:  # behind the router
+        if any(f".{name}." in tensor.name for name in (modules.shared_expert, modules.shared_gate)):  # behind the router
             return len(roles)
         return roles.index(role) if role in roles else len(roles)
 

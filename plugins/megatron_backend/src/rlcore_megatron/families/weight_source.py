@@ -1,5 +1,6 @@
 """The source of one of Megatron's parameters: tensors of Hugging Face's files, and the order of its rows."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from attrs import field, frozen
@@ -26,13 +27,49 @@ class Stack:
     """The first of the rows, of which each `num_parts`-th is the tensor's."""
     num_parts: int = 1
 
-    def rows(self, wanted: slice) -> slice:
-        """The rows of the stack among which these rows of the tensor are every `num_parts`-th, from `part` on."""
-        return slice(wanted.start * self.num_parts, wanted.stop * self.num_parts)
+    @property
+    def is_first(self) -> bool:
+        """Return whether it is the first place in the stack."""
+        return self.expert == self.part == 0
 
-    def taken(self, rows: "Tensor") -> "Tensor":
-        """[tensor's rows, ...], a view, from what one expert has in the stack, or some `rows` of it, [..., rows]."""
-        return rows.movedim(-1, 0)[self.part :: self.num_parts]
+    def bounds(self, rows: slice, columns: Sequence[slice]) -> list[slice]:
+        """The block of the stack among whose rows these of the tensor are every `num_parts`-th, from `part` on."""
+        within = slice(rows.start * self.num_parts, rows.stop * self.num_parts)
+        return [slice(self.expert, self.expert + 1), *columns, within]
+
+    def taken(self, block: "Tensor") -> "Tensor":
+        """[tensor's rows, ...], a view, from such a block."""
+        return block[0].movedim(-1, 0)[self.part :: self.num_parts]
+
+
+@frozen(kw_only=True)
+class Blocks:
+    """A place in a tensor whose rows are several tensors' in turn: of each `period` rows, `size` from `first` on."""
+
+    name: str
+    shape: tuple[int, ...]
+    first: int
+    size: int
+    period: int
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether it is the first place in the tensor."""
+        return self.first == 0
+
+    @property
+    def _is_one(self) -> bool:
+        return self.period == self.shape[0]
+
+    def bounds(self, rows: slice, columns: Sequence[slice]) -> list[slice]:
+        """The block of the file's tensor with these rows: they alone where they are one run, else all of these periods."""
+        if self._is_one:
+            return [slice(self.first + rows.start, self.first + rows.stop), *columns]
+        return [slice(rows.start // self.size * self.period, rows.stop // self.size * self.period), *columns]
+
+    def taken(self, block: "Tensor") -> "Tensor":
+        """[tensor's rows, ...] or [periods, rows, ...], a view, from such a block."""
+        return block if self._is_one else block.unflatten(0, (-1, self.period))[:, self.first : self.first + self.size]
 
 
 @frozen(kw_only=True)
@@ -48,13 +85,22 @@ class HfTensor:
     fused: tuple[str, int, int] | None = field(default=None, eq=False)
     """Its place in a file that keeps a layer's experts in one tensor: that tensor's name, the expert, and the first row."""
 
-    stack: "Stack | None" = None
-    """Its place in files, and exports with them, that have a tensor of all experts; `name` is then that of no tensor."""
+    place: "Stack | Blocks | None" = None
+    """Its place in files, and exports with them, that have it in a larger tensor; `name` is then that of no tensor."""
 
     @property
     def file_name(self) -> str:
         """The name of the tensor of the files that it is, or is in."""
-        return self.name if self.stack is None else self.stack.name
+        return self.name if self.place is None else self.place.name
+
+    @property
+    def file_shape(self) -> tuple[int, ...]:
+        """The shape of that tensor."""
+        return self.shape if self.place is None else self.place.shape
+
+    def columns(self) -> list[slice]:
+        """All of each dimension behind the first."""
+        return [slice(0, length) for length in self.shape[1:]]
 
     def shard_shape(self, size: int) -> tuple[int, ...]:
         """Return the shape of the part that one of `size` ranks has."""

@@ -18,8 +18,8 @@ class WeightTable:
 
     family: Architecture
     dims: ModelDims
-    lists_attention_in_order: ClassVar[bool] = False
-    """True where `attention` yields tensors in the order of transformers' module."""
+    in_order: ClassVar[tuple[str, ...]] = ()
+    """Names of modules in a layer whose tensors `attention` yields in the order of transformers' module."""
 
     def sources(self, head: Head) -> Iterator[Source]:
         """The embedding's, each layer's, the last norm's, and the head's where it has a weight of its own."""
@@ -116,6 +116,8 @@ class WeightTable:
             yield Source(parameter=f"decoder.layers.{layer}.mlp.router.expert_bias", tensors=(bias,), layer=layer)
         if dims.shared_intermediate_size:
             yield from self._gated(layer, "mlp.shared_experts", modules.shared_expert, dims.shared_intermediate_size)
+        if dims.has_shared_gate:
+            yield self.in_layer(layer, "mlp.shared_experts.gate_weight", modules.shared_gate, (1, dims.hidden_size))
 
     def _gate_and_up(self, layer: int, parameter: str, name: str, width: int, expert: int | None = None) -> Source:
         modules = self.family.modules
@@ -162,7 +164,7 @@ def expert_name(expert: int, linear: str, kind: str = "weight") -> str:
 class LatentWeightTable(WeightTable):
     """Narrow projections, which each tensor rank has whole, norms behind them, and wide ones, of which it has its heads'."""
 
-    lists_attention_in_order: ClassVar[bool] = True
+    in_order: ClassVar[tuple[str, ...]] = ("self_attn",)
 
     def attention(self, layer: int) -> Iterator[Source]:
         """In the order of transformers' module."""

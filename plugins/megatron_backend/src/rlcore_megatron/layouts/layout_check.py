@@ -9,7 +9,11 @@ from attrs import evolve, frozen
 from rlcore.spi import Problem
 from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.setup.config import MegatronConfig
-from rlcore_megatron.setup.requirements import transformer_engine_version, uses_transformer_engine
+from rlcore_megatron.setup.requirements import (
+    missing_delta_kernels,
+    transformer_engine_version,
+    uses_transformer_engine,
+)
 from rlcore_torchkit.architectures.dims import ModelDims
 
 SECTION = "trainer.megatron"
@@ -53,6 +57,12 @@ def family_option_problems(
         found = "true" if config.transformer_engine else "nothing, which takes the one installed"
         remedy = "Megatron's grouped experts leave biases out, by which log-probabilities are wrong"
         yield option_problem("transformer_engine", f"{found}, with model_type {family.model_type}", "false", remedy)
+    if family.has_states and device == "cuda" and (reason := missing_delta_kernels()):
+        yield Problem(path="model.path", found=f"model_type {family.model_type}: {reason}", expected="its kernels installed")
+    if family.has_states and config.pretrained_checkpoint:
+        found = f"{config.pretrained_checkpoint}, with model_type {family.model_type}"
+        remedy = "Megatron's checkpoints keep the weights of delta nets' norms minus one, which nothing tells from others"
+        yield option_problem("pretrained_checkpoint", found, "no such key", remedy)
     if family.has_all_biases and config.expert_tensor_parallel > 1:
         found = f"{config.expert_tensor_parallel}, with model_type {family.model_type}"
         yield option_problem("expert_tensor_parallel", found, "1: each rank would add the biases of its experts")
@@ -136,6 +146,10 @@ def _key_head_problems(config: MegatronConfig, dims: ModelDims) -> Iterator[Prob
     if heads % tensor and tensor % heads:
         expected, remedy = f"a divisor or a multiple of {heads}", f"Choose one of {_divisors(heads)}, or a multiple of {heads}"
         yield option_problem("tensor_parallel", f"tensor_parallel {tensor} for {heads} key heads", expected, remedy)
+    elif tensor > heads and dims.has_output_gates:
+        found = f"tensor_parallel {tensor} for {heads} key heads, whose queries have gates"
+        expected = f"at most {heads}: ranks that share a key head would divide queries and gates in the middle of heads"
+        yield option_problem("tensor_parallel", found, expected, f"Choose one of {_divisors(heads)}")
     elif tensor > heads and (rows := (dims.num_heads + 2 * heads) * dims.head_dim) % tensor:
         found = f"tensor_parallel {tensor} for {rows} rows of queries, keys and values"
         yield option_problem("tensor_parallel", found, f"a divisor of {rows}", f"Choose one of {_divisors(heads)}")
@@ -194,6 +208,12 @@ def _quantities(config: MegatronConfig, dims: ModelDims) -> Iterator[_Quantity]:
         if dims.shared_intermediate_size:
             yield _Quantity(count=dims.shared_intermediate_size, name="columns of the shared expert", options=tensor)
         yield _Quantity(count=dims.num_experts, name="experts", options=("expert_parallel",))
+    if dims.delta is not None:
+        yield _Quantity(
+            count=dims.delta.num_key_heads,
+            name="key heads of gated delta nets",
+            options=("tensor_parallel", "context_parallel"),
+        )
     if _size(config, "context_parallel") > 1:
         yield _Quantity(
             count=dims.num_heads,
@@ -234,6 +254,8 @@ def _attention_sides(dims: ModelDims, tensor: int) -> dict[str, int]:
         if tensor > dims.num_kv_heads:
             rows = (dims.num_heads + 2 * dims.num_kv_heads) * dims.head_dim
             return sides | {"(num_attention_heads + 2 · num_key_value_heads) · head_dim / tensor_parallel": rows // tensor}
+        if dims.delta is not None:
+            sides["the projection of gated delta nets / tensor_parallel"] = dims.delta.rows // tensor
         return sides | {"num_key_value_heads · head_dim / tensor_parallel": dims.num_kv_heads * dims.head_dim // tensor}
     queries = {} if latent.query_rank is None else {"q_lora_rank": latent.query_rank}
     return queries | {

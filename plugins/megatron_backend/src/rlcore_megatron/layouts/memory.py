@@ -138,10 +138,11 @@ class Parameters:
         attention, narrow = attention_parameters(dims)
         mlps = (num_layers - num_moe) * 3 * dims.hidden_size * dims.intermediate_size
         shared = num_moe * 3 * dims.hidden_size * dims.shared_intermediate_size
+        gates = num_moe * dims.hidden_size * (dims.num_experts + dims.has_shared_gate)
         experts = num_moe * dims.num_experts * 3 * dims.hidden_size * dims.moe_intermediate_size
         divided = num_layers * attention + mlps + shared + tables
         return cls(
-            dense=divided / int(config.tensor_parallel) + num_moe * dims.hidden_size * dims.num_experts + num_layers * narrow,
+            dense=divided / int(config.tensor_parallel) + gates + num_layers * narrow,
             expert=experts / (int(config.expert_parallel) * config.expert_tensor_parallel),
         )
 

@@ -13,12 +13,13 @@ from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor, nn
 
 from rlcore.spi import Head
 from rlcore_megatron.families.models import architecture_of, dims_of, standard_config
 from rlcore_megatron.layouts.layout import ParallelLayout
-from rlcore_megatron.modules import latent_attention
+from rlcore_megatron.modules import delta_net, latent_attention
 from rlcore_megatron.modules.attention import FusedAttention, PackedAttention, PackedRotary
 from rlcore_megatron.modules.auxiliary_loss import BiasCorrectedRouter, PolicyRouter
 from rlcore_megatron.modules.grouped_products import GroupedExperts, multiply_by_all_experts_at_once
@@ -190,6 +191,9 @@ def build(
         fused = config.transformer_impl == "transformer_engine"
         spec = get_gpt_decoder_block_spec(config, use_transformer_engine=fused, normalization="RMSNorm", vp_stage=stage)
         _adapt(spec, hf, config, fused)
+        first_layer = get_transformer_layer_offset(config, stage)
+        if has_delta := dims_of(hf).has_delta[first_layer : first_layer + len(spec.layer_specs)]:
+            spec.layer_specs = list(map(delta_net.in_place_of_attention, spec.layer_specs, has_delta))
         first, last = layout.is_first_stage and index == 0, layout.is_last_stage and index == layout.virtual_pipeline - 1
         model = PolicyModel(config, spec, hf, head, mtp=mtp, pre_process=first, post_process=last, vp_stage=stage)
         model_chunks.append(model.to(torch.cuda.current_device()))

@@ -46,6 +46,13 @@ def uses_transformer_engine(config: MegatronConfig, device: Literal["cpu", "cuda
     return device == "cuda" and (dtype != "float32" or config.fp8) and transformer_engine_version() is not None
 
 
+def missing_delta_kernels() -> str | None:
+    """Name the package that gated delta nets need on a GPU, and what installs it; None where it is there."""
+    if importlib.util.find_spec("fla") is not None:
+        return None
+    return "flash-linear-attention is not installed, which computes gated delta nets: pip install flash-linear-attention"
+
+
 def broken_attention() -> str | None:
     """Name what keeps the installed TransformerEngine from training, and what to install, where Megatron runs without it; or
     None."""

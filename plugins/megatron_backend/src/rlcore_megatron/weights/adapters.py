@@ -160,7 +160,7 @@ def attach(
     begins with some, these whole and on the host. ConfigError where the model has no layer that is a target."""
     assert context.lora is not None
     family, dims, names = architecture_of(hf), dims_of(hf), Names.of(hf)
-    problems = list(target_problems(linear_layers(family, dims), context.lora))
+    problems = [*family.adapter_problems(), *target_problems(linear_layers(family, dims), context.lora)]
     if problems:
         raise ConfigError(problems)
     layers = adapted_layers(family, dims, context.lora)

@@ -75,7 +75,7 @@ class Exporter:
             self._specs[dtype] = tuple(
                 TensorSpec(
                     name=name,
-                    shape=first.tensor.shape if first.tensor.stack is None else first.tensor.stack.shape,
+                    shape=first.tensor.file_shape,
                     dtype=first.tensor.dtype or dtype,
                     keeps_dtype=first.tensor.dtype is not None,
                 )
@@ -237,15 +237,16 @@ class _Fetch:
 
 
 def _stacked(found: Sequence[tuple[HfTensor, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Name and value of each tensor, those of all experts made of their parts."""
+    """Name and value of each tensor, those that hold several made of their parts."""
     for name, pairs in groupby(found, key=lambda pair: pair[0].file_name):
         whole = None
         for tensor, value in pairs:
-            if tensor.stack is None:
+            if tensor.place is None:
                 whole = value
                 continue
-            whole = value.new_empty(tensor.stack.shape) if whole is None else whole
-            tensor.stack.taken(whole[tensor.stack.expert]).copy_(value)
+            whole = value.new_empty(tensor.place.shape) if whole is None else whole
+            rows = tensor.place.taken(whole[tuple(tensor.place.bounds(slice(0, len(value)), tensor.columns()))])
+            rows.copy_(value.reshape(rows.shape))
         assert whole is not None
         yield name, whole
 

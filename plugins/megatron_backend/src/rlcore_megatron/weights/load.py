@@ -12,7 +12,7 @@ from rlcore.spi import Head, ModelError, ModelSpec, Problem
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
 from rlcore_megatron.families.models import may_lack_value_head
 from rlcore_megatron.families.weight_mapping import SHARED, Names
-from rlcore_megatron.families.weight_source import HfTensor, Source, Stack
+from rlcore_megatron.families.weight_source import Blocks, HfTensor, Source, Stack
 from rlcore_megatron.layouts.layout import ParallelLayout
 from rlcore_megatron.layouts.parallel import holders_of, share
 from rlcore_megatron.weights.parameter_rows import row_ranges, rows_of, source_shape, tensor_rank_and_size
@@ -67,8 +67,8 @@ def _file_names(expected: Sequence[HfTensor]) -> Iterator[str]:
     """Yield the names of these tensors in files: their own, or those of tensors that hold all experts of a layer."""
     for tensor in expected:
         yield tensor.name
-        if tensor.stack is not None:
-            yield tensor.stack.name
+        if tensor.place is not None:
+            yield tensor.place.name
         if tensor.fused is not None:
             yield tensor.fused[0]
 
@@ -125,8 +125,8 @@ def _fill(parameter: Tensor, source: Source, files: TensorFiles, layout: Paralle
 
 def _problems(expected: Sequence[HfTensor], files: TensorFiles) -> Iterator[Problem]:
     for tensor in expected:
-        if tensor.stack is not None:
-            yield from _stack_problems(tensor.stack, files)
+        if tensor.place is not None:
+            yield from _place_problems(tensor.place, files)
         elif tensor.name in files:
             found = files.shape(tensor.name)
             if found != tensor.shape:
@@ -142,13 +142,13 @@ def _problems(expected: Sequence[HfTensor], files: TensorFiles) -> Iterator[Prob
                 )
 
 
-def _stack_problems(stack: Stack, files: TensorFiles) -> Iterator[Problem]:
-    """Once for all tensors in it."""
-    if stack.expert == stack.part == 0 and stack.name not in files:
-        yield files.problem(f"no {stack.name} in the weights", f"a tensor of shape {list(stack.shape)}")
-    elif stack.expert == stack.part == 0 and files.shape(stack.name) != stack.shape:
-        found = f"{stack.name} of shape {list(files.shape(stack.name))}"
-        yield files.problem(found, f"{list(stack.shape)}, as config.json says")
+def _place_problems(place: Stack | Blocks, files: TensorFiles) -> Iterator[Problem]:
+    """Once for all tensors in the file's."""
+    if place.is_first and place.name not in files:
+        yield files.problem(f"no {place.name} in the weights", f"a tensor of shape {list(place.shape)}")
+    elif place.is_first and files.shape(place.name) != place.shape:
+        found = f"{place.name} of shape {list(files.shape(place.name))}"
+        yield files.problem(found, f"{list(place.shape)}, as config.json says")
 
 
 def _part(files: TensorFiles, tensor: HfTensor, rows: slice, rank: int, size: int, dtype: torch.dtype) -> Tensor:
@@ -157,10 +157,8 @@ def _part(files: TensorFiles, tensor: HfTensor, rows: slice, rank: int, size: in
         slice(rank * (length // size), (rank + 1) * (length // size)) if tensor.tp_dim == 1 else slice(0, length)
         for length in tensor.shape[1:]
     ]
-    if tensor.stack is not None:
-        stack = tensor.stack
-        bounds = [slice(stack.expert, stack.expert + 1), *columns, stack.rows(rows)]
-        return stack.taken(files.read(stack.name, bounds, dtype)[0])
+    if tensor.place is not None:
+        return tensor.place.taken(files.read(tensor.place.name, tensor.place.bounds(rows, columns), dtype))
     bounds = [rows, *columns]
     if tensor.name in files:
         return files.read(tensor.name, bounds, dtype)

@@ -48,13 +48,13 @@ class Part:
 
     def read(self) -> Tensor:
         """[box's shape], a view where the rows of the parameter are in the files' order."""
-        if self.items[0].tensor.stack is None:
+        if self.items[0].tensor.place is None:
             return self.share(self.items[0]).reshape(self.box.shape)
         shares = [self.share(item) for item in self.items]
         block = shares[0].new_empty(self.box.shape)
         for item, share in zip(self.items, shares, strict=True):
-            assert item.tensor.stack is not None
-            rows = item.tensor.stack.taken(block[0])
+            assert item.tensor.place is not None
+            rows = item.tensor.place.taken(block)
             rows.copy_(share.reshape(rows.shape))
         return block
 
@@ -75,9 +75,8 @@ def box_of(item: Exported, layout: ParallelLayout) -> ShardSlice:
     for dim, length in enumerate(tensor.shard_shape(size)[1:], 1):
         place = rank if tensor.tp_dim == dim else 0
         places.append(slice(length * place, length * (place + 1)))
-    if tensor.stack is not None:
-        expert = tensor.stack.expert
-        places = [slice(expert, expert + 1), *places[1:], tensor.stack.rows(places[0])]
+    if tensor.place is not None:
+        places = tensor.place.bounds(places[0], places[1:])
     return ShardSlice(tensor.file_name, tuple(place.start for place in places), tuple(place.stop for place in places))
 
 
