@@ -180,7 +180,7 @@ class Reference:
         return loss.item()
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        return {name: p.grad.clone() for name, p in self.model.named_parameters()}
+        return {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
 
     def step(self, batch: TokenBatch) -> tuple[float, float]:
         """One clipped step; returns loss and the gradient's norm before clipping."""

@@ -19,6 +19,22 @@ DELTA: Mapping[str, Any] = {
     "full_attention_interval": 2,
     "num_hidden_layers": 4,
 }
+INDEXED: Mapping[str, Any] = {
+    **SHARED,
+    **LATENT,
+    **dict.fromkeys(("n_routed_experts", "num_local_experts", "num_experts"), 8),
+    "num_experts_per_tok": 4,
+    "n_group": 4,
+    "topk_group": 2,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "num_key_value_heads": 4,
+    "index_topk": 3,
+    "index_n_heads": 4,
+    "index_head_dim": 12,
+    "num_hidden_layers": 4,
+    "tie_word_embeddings": False,
+}
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v3": {
         **SHARED,
@@ -35,6 +51,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "num_hidden_layers": 4,
         "tie_word_embeddings": False,
     },
+    "deepseek_v32": {**INDEXED, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}},
     "gemma2": {
         **NARROW_SCORES,
         "attn_logit_softcapping": 0.5,
@@ -57,6 +74,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "num_hidden_layers": 4,
         "tie_word_embeddings": False,
     },
+    "glm_moe_dsa": {**INDEXED, "n_group": 1, "topk_group": 1, "index_topk_freq": 2, "index_skip_topk_offset": 1},
     "gpt_oss": {
         **EXPERTS,
         **WINDOW,
@@ -64,6 +82,13 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "swiglu_limit": GATE_LIMIT,
         "num_hidden_layers": 4,
         "layer_types": None,
+        "tie_word_embeddings": False,
+    },
+    "minimax_m2": {
+        **EXPERTS,
+        "rotary_dim": 4,
+        "num_hidden_layers": 4,
+        "intermediate_size": 16,
         "tie_word_embeddings": False,
     },
     "qwen3_5_moe_text": {**EXPERTS, **DELTA},
@@ -76,6 +101,8 @@ WITH_EXPERTS = tuple(name for name in FAMILIES if name not in DENSE)
 WITH_DELTA = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 FIXED = "e_score_correction_bias"
 """The end of the names of tensors that do not train, and keep their dtype."""
+FROZEN = "self_attn.indexer."
+"""A part of the names of tensors that do not train either."""
 
 
 def make_own(directory: Path, name: str, **options: Any) -> Path:

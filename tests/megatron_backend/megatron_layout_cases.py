@@ -12,6 +12,7 @@ import torch.distributed as dist
 from attrs import asdict, evolve, field, frozen
 from comparing import Comparing
 from fsdp2_support import ALPHABET
+from megatron_families import DENSE as DENSE_OWN
 from megatron_families import FAMILIES, FIXED, WITH_EXPERTS, make_own
 from megatron_support import (
     GRPO,
@@ -179,7 +180,7 @@ LAYOUTS = (
         name="tp2xcp2",
         num_ranks=4,
         options={"tensor_parallel": 2, "context_parallel": 2},
-        packed=("qwen2", "mistral", MOE),
+        packed=("qwen2", "mistral", MOE, *DENSE_OWN),
         auxiliary=(MOE,),
     ),
     # Of two key heads, so that two ranks share each.

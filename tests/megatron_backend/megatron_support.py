@@ -22,7 +22,7 @@ from fsdp2_support import (
     split,
     step_request,
 )
-from megatron_families import FIXED
+from megatron_families import FIXED, FROZEN
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, ExportWeightsRequest, LossSpec, TokenBatch
@@ -187,7 +187,8 @@ def gradients(backend: MegatronBackend, read: Callable[..., dict[str, torch.Tens
     for parameter in lent:
         parameter.data = parameter.main_grad.to(parameter.dtype)
     try:
-        return {name: tensor for name, tensor in read(backend, backend.weight_version).items() if not name.endswith(FIXED)}
+        found = read(backend, backend.weight_version).items()
+        return {name: tensor for name, tensor in found if not name.endswith(FIXED) and FROZEN not in name}
     finally:
         for parameter, data in lent.items():
             parameter.data = data

@@ -299,7 +299,7 @@ def test_quantised_weights_are_refused(models: Path, tmp_path: Path) -> None:
             {"world_size": 4},
             [
                 "tensor_parallel 4 for 102 tokens of the vocabulary",
-                "tensor_parallel 4 for 2 key heads, whose queries have gates",
+                "tensor_parallel 4 for 2 key heads",
             ],
         ),
         (

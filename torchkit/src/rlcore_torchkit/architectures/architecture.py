@@ -41,8 +41,8 @@ class Architecture:
     """True where routers choose by scores with a bias added, which no gradient trains (arXiv:2408.15664)."""
     has_windows: bool = False
     """True where layers may see windows, as config.json lists them; else a model with one is refused."""
-    has_states: bool = False
-    """True where layers may hand a state from token to token ("linear_attention"), as config.json lists them."""
+    layer_kinds: frozenset[str] = frozenset()
+    """Kinds of layers besides "full_attention" that config.json may list."""
     window_key: str = "use_sliding_window"
     """The key of config.json that is neither false nor null where attention sees a window alone."""
 
@@ -81,8 +81,7 @@ class Architecture:
         window = self.standard(config).get(key)
         if self.has_windows:
             window, kinds = None, kinds - {"sliding_attention"}
-        if self.has_states:
-            kinds -= {"linear_attention"}
+        kinds -= self.layer_kinds
         if head == "value" and self.is_classifier(config):
             found = self.class_name
             # transformers takes two labels where the file names none

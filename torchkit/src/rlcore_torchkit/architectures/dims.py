@@ -82,6 +82,29 @@ class DeltaDims:
 
 
 @frozen(kw_only=True)
+class IndexerDims:
+    """The sizes of indexers, which choose the keys of each query (arXiv:2512.02556)."""
+
+    num_chosen: int
+    num_heads: int
+    width: int
+    layers: tuple[bool, ...]
+    """Which layers have one."""
+
+    @classmethod
+    def of(cls, model: Mapping[str, Any]) -> "IndexerDims | None":
+        """The sizes in the content of config.json; None where it names no layers with indexers."""
+        if not model.get("indexed_layers"):
+            return None
+        return cls(
+            num_chosen=model["index_topk"],
+            num_heads=model["index_n_heads"],
+            width=model["index_head_dim"],
+            layers=tuple(model["indexed_layers"]),
+        )
+
+
+@frozen(kw_only=True)
 class ModelDims:
     """A decoder's sizes, whatever its architecture calls them."""
 
@@ -105,11 +128,14 @@ class ModelDims:
     """[num_layers] which layers have experts; the others have an MLP."""
     latent: LatentDims | None = None
     """In a model with multi-latent attention; `num_kv_heads` and `head_dim` then say nothing."""
+    indexer: IndexerDims | None = None
     delta: DeltaDims | None = None
     has_delta: tuple[bool, ...] = ()
     """[num_layers] which layers have a gated delta net in place of attention; empty in a model without any."""
     has_output_gates: bool = False
     """True where queries come with as many gates, by which attention's outputs are multiplied."""
+    has_wide_norms: bool = False
+    """True where the norms of queries and keys are over all heads together."""
     has_shared_gate: bool = False
     """True where the expert of all tokens has a gate, one value for each token."""
 
@@ -135,8 +161,10 @@ class ModelDims:
             shared_intermediate_size=model.get("shared_expert_intermediate_size") or 0,
             has_experts=tuple(expert_layers(model)),
             latent=LatentDims.of(model),
+            indexer=IndexerDims.of(model),
             **_delta(model),
             has_output_gates=bool(model.get("attn_output_gate")),
+            has_wide_norms=bool(model.get("wide_qk_norms")),
             has_shared_gate=bool(model.get("shared_expert_gate")),
         )
 

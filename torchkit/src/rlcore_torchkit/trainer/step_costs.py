@@ -86,9 +86,9 @@ class Tokens:
     per_microbatch: int
 
 
-def attention_parameters(dims: ModelDims) -> tuple[float, int]:
-    """Count the parameters of a layer's attention that tensor ranks divide, and those that each has whole. Where some layers
-    have a gated delta net, those of the mean layer."""
+def attention_parameters(dims: ModelDims) -> tuple[float, float]:
+    """Count the parameters of a layer's attention that tensor ranks divide, and those that each has whole; of the mean layer
+    where some have a gated delta net or an indexer."""
     hidden, heads, latent = dims.hidden_size, dims.num_heads, dims.latent
     if latent is None:
         gates = heads if dims.has_output_gates else 0
@@ -101,7 +101,12 @@ def attention_parameters(dims: ModelDims) -> tuple[float, int]:
     queries = (latent.query_rank or hidden) * latent.key_width
     keys_and_values = latent.key_rank * (latent.plain_width + latent.value_width)
     narrow = (latent.query_rank or 0) + latent.key_rank + latent.rotary_width
-    return heads * (queries + keys_and_values + hidden * latent.value_width), hidden * narrow
+    whole = float(hidden * narrow)
+    if dims.indexer is not None and dims.num_layers:
+        columns = (latent.query_rank or 0) * dims.indexer.num_heads * dims.indexer.width
+        of_indexer = columns + hidden * (dims.indexer.width + dims.indexer.num_heads)
+        whole += of_indexer * sum(dims.indexer.layers) / dims.num_layers
+    return heads * (queries + keys_and_values + hidden * latent.value_width), whole
 
 
 def layer_parameters(dims: ModelDims) -> tuple[float, float]:

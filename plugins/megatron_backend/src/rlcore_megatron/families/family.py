@@ -61,6 +61,11 @@ class MegatronFamily(Architecture):
     """The base of rotary embedding in layers that see windows, whose frequencies are not scaled; None for that of all."""
     rotary: tuple[str, ...] = ("default", "linear", "llama3")
     """Kinds of rotary embedding that it may have; of the defaults the angles alone carry the scaling."""
+    indexed: tuple[bool, ...] = ()
+    """Which layers have an indexer that chooses keys; each other layer takes those of the last one before it. Empty where all
+    queries see all keys."""
+    has_interleaved_indexers: bool = False
+    """True where indexers rotate neighbouring elements, and not halves."""
     is_own: bool = True
     """True where it is no family that is described for all trainers."""
 
@@ -115,10 +120,15 @@ class MegatronFamily(Architecture):
                 remedy="Take a model of another family for the critic or the reward model",
             )
 
+    @property
+    def has_delta_nets(self) -> bool:
+        """Return whether layers may have a gated delta net in place of attention."""
+        return "linear_attention" in self.layer_kinds
+
     def adapter_problems(self) -> Iterator[Problem]:
-        """Refuse adapters in a family some of whose tensors are several of Megatron's."""
-        if self.has_states:
-            expected = "no such section: adapters of projections that hold queries and gates in turn are not computed"
+        """Refuse adapters in a family with projections beside those of attention."""
+        if self.layer_kinds:
+            expected = f"no such section: layers of {', '.join(self.layer_kinds)} have projections without adapters"
             yield Problem(
                 path="lora",
                 found=f"the section, with model_type {self.model_type}",

@@ -10,7 +10,9 @@ from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.families.gemma import gemma2, gemma3_text
 from rlcore_megatron.families.glm4_moe import glm4_moe
 from rlcore_megatron.families.gpt_oss import gpt_oss
+from rlcore_megatron.families.minimax_m2 import minimax_m2
 from rlcore_megatron.families.qwen3_next import qwen3_5_moe_text, qwen3_5_text, qwen3_next
+from rlcore_megatron.families.sparse_latent import deepseek_v32, glm_moe_dsa
 from rlcore_torchkit.adapters import lora_targets
 from rlcore_torchkit.architectures import registry
 from rlcore_torchkit.architectures.registry import Families
@@ -18,10 +20,13 @@ from rlcore_torchkit.huggingface import model_check, models
 
 FAMILIES: Families = {
     "deepseek_v3": deepseek_v3,
+    "deepseek_v32": deepseek_v32,
     "gemma2": gemma2,
     "gemma3_text": gemma3_text,
     "glm4_moe": glm4_moe,
+    "glm_moe_dsa": glm_moe_dsa,
     "gpt_oss": gpt_oss,
+    "minimax_m2": minimax_m2,
     "qwen3_5_moe_text": qwen3_5_moe_text,
     "qwen3_5_text": qwen3_5_text,
     "qwen3_next": qwen3_next,

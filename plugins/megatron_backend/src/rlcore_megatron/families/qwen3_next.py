@@ -184,7 +184,7 @@ def _shared(name: str, class_name: str, config: Mapping[str, Any], defaults: Map
             "shared_expert_gate": has_experts,
         },
         "has_qk_norms": True,
-        "has_states": True,
+        "layer_kinds": frozenset({"linear_attention"}),
         "transformer": {
             "layernorm_zero_centered_gamma": True,
             "attention_output_gate": True,

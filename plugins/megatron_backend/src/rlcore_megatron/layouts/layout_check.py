@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import Any, Literal
 
 from attrs import evolve, frozen
 
 from rlcore.spi import Problem
 from rlcore_megatron.families.family import MegatronFamily
+from rlcore_megatron.layouts.stages import layers_of_parts
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_megatron.setup.requirements import (
     missing_delta_kernels,
@@ -57,12 +59,13 @@ def family_option_problems(
         found = "true" if config.transformer_engine else "nothing, which takes the one installed"
         remedy = "Megatron's grouped experts leave biases out, by which log-probabilities are wrong"
         yield option_problem("transformer_engine", f"{found}, with model_type {family.model_type}", "false", remedy)
-    if family.has_states and device == "cuda" and (reason := missing_delta_kernels()):
+    if family.has_delta_nets and device == "cuda" and (reason := missing_delta_kernels()):
         yield Problem(path="model.path", found=f"model_type {family.model_type}: {reason}", expected="its kernels installed")
-    if family.has_states and config.pretrained_checkpoint:
+    if family.has_delta_nets and config.pretrained_checkpoint:
         found = f"{config.pretrained_checkpoint}, with model_type {family.model_type}"
         remedy = "Megatron's checkpoints keep the weights of delta nets' norms minus one, which nothing tells from others"
         yield option_problem("pretrained_checkpoint", found, "no such key", remedy)
+    yield from _shared_index_problems(family, config)
     if family.has_all_biases and config.expert_tensor_parallel > 1:
         found = f"{config.expert_tensor_parallel}, with model_type {family.model_type}"
         yield option_problem("expert_tensor_parallel", found, "1: each rank would add the biases of its experts")
@@ -70,6 +73,17 @@ def family_option_problems(
         found = f"{config.transformer['moe_aux_loss_coeff']}, with model_type {family.model_type}"
         remedy = "Its routers are balanced by their biases, which stay as they are, and have no softmax to take a loss of"
         yield option_problem("transformer.moe_aux_loss_coeff", found, "no such key", remedy)
+
+
+def _shared_index_problems(family: MegatronFamily, config: MegatronConfig) -> Iterator[Problem]:
+    """Parts of the pipeline that begin with a layer that takes another's keys."""
+    if all(family.indexed) or config.pipeline_parallel == "auto":
+        return
+    bounds = accumulate(layers_of_parts(config, len(family.indexed)), initial=0)
+    if wrong := [first for first in bounds if first < len(family.indexed) and not family.indexed[first]]:
+        found = f"layers {', '.join(map(str, wrong))}, counted from 0, at the start of a stage or a part of one"
+        expected = "layers with an indexer there: others take the keys of the layer before them, which is on another stage"
+        yield option_problem("pipeline_parallel", found, expected, "Set pipeline_layers, or pipeline_parallel to 1")
 
 
 def _rank_problems(config: MegatronConfig, world_size: int) -> Iterator[Problem]:
@@ -146,13 +160,19 @@ def _key_head_problems(config: MegatronConfig, dims: ModelDims) -> Iterator[Prob
     if heads % tensor and tensor % heads:
         expected, remedy = f"a divisor or a multiple of {heads}", f"Choose one of {_divisors(heads)}, or a multiple of {heads}"
         yield option_problem("tensor_parallel", f"tensor_parallel {tensor} for {heads} key heads", expected, remedy)
-    elif tensor > heads and dims.has_output_gates:
-        found = f"tensor_parallel {tensor} for {heads} key heads, whose queries have gates"
-        expected = f"at most {heads}: ranks that share a key head would divide queries and gates in the middle of heads"
-        yield option_problem("tensor_parallel", found, expected, f"Choose one of {_divisors(heads)}")
+    elif tensor > heads and (reason := _whole_heads(dims)):
+        found = f"tensor_parallel {tensor} for {heads} key heads"
+        yield option_problem("tensor_parallel", found, f"at most {heads}: {reason}", f"Choose one of {_divisors(heads)}")
     elif tensor > heads and (rows := (dims.num_heads + 2 * heads) * dims.head_dim) % tensor:
         found = f"tensor_parallel {tensor} for {rows} rows of queries, keys and values"
         yield option_problem("tensor_parallel", found, f"a divisor of {rows}", f"Choose one of {_divisors(heads)}")
+
+
+def _whole_heads(dims: ModelDims) -> str | None:
+    """Name what keeps ranks from sharing a key head."""
+    if dims.has_output_gates:
+        return "ranks that share a key head would divide queries and gates in the middle of heads"
+    return "norms over all heads would count a shared key head once for each rank" if dims.has_wide_norms else None
 
 
 def _stage_problems(config: MegatronConfig, device: str, dims: ModelDims) -> Iterator[Problem]:

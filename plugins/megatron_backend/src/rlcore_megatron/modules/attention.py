@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rlcore.spi import ContractError
 from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.modules.packing import PackedBatch
-from rlcore_torchkit.forward.context_parallel import ContextPart, exchanged_attention
+from rlcore_torchkit.forward.context_parallel import exchanged_attention
 from rlcore_torchkit.layers.packed_attention import packed_attention
 
 
@@ -54,12 +54,12 @@ class CoreAttention(nn.Module, ABC):
         assert isinstance(packed_seq_params, PackedBatch)
         part = packed_seq_params.part
         assert part is not None
-        attend = partial(self._attend, part)
+        attend = partial(self._attend, packed_seq_params)
         states = (heads.squeeze(1) if heads.ndim == 4 else heads for heads in (query, key, value))
         return exchanged_attention(*states, part, attend).flatten(1)[:, None]
 
     @abstractmethod
-    def _attend(self, part: ContextPart, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _attend(self, batch: PackedBatch, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """[T, heads, V] from query and key [T, heads, D] and value [T, heads, V], of all tokens."""
 
 
@@ -87,7 +87,9 @@ class PackedAttention(CoreAttention):
             self.softmax_offset = nn.Parameter(zeros)
             set_tensor_model_parallel_attributes(self.softmax_offset, True, 0, 1)
 
-    def _attend(self, part: ContextPart, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _attend(self, batch: PackedBatch, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        part = batch.part
+        assert part is not None
         heads = (states.transpose(0, 1)[None] for states in (query, key, value))
         sinks = None if self.softmax_offset is None else part.own_heads(self.softmax_offset)
         options: dict[str, Any] = {"scaling": self._scale, "softcap": self._cap}
@@ -114,8 +116,9 @@ class FusedAttention(CoreAttention):
         super().__init__(*arguments, **options)
         self._kernels: dict[tuple[int, ...], Any] = {}
 
-    def _attend(self, part: ContextPart, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        packed = part.packed
+    def _attend(self, batch: PackedBatch, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        assert batch.part is not None
+        packed = batch.part.packed
         output: Tensor = self._kernel(*query.shape[1:], *value.shape[1:])(
             query.contiguous(),
             key.contiguous(),

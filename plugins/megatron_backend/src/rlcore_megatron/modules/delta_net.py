@@ -7,6 +7,7 @@ K heads of keys and V of values of a rank, D and E their widths.
 
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 from unittest import mock
 
@@ -25,7 +26,7 @@ from rlcore_torchkit.forward.context_parallel import ContextPart
 from rlcore_torchkit.layers.attention import PackedSequences
 
 NORM_EPSILON = 1e-6
-"""Of the lengths of queries and keys."""
+"""The ε of the lengths that queries and keys are divided by."""
 
 
 class HeadNorm(PlainRMSNorm):
@@ -93,10 +94,8 @@ class DeltaNet(GatedDeltaNet):  # type: ignore[misc]
         )
         gates = F.silu(gate.float()).unflatten(-1, (-1, self.value_head_dim))
         gated = (self.out_norm(output) * gates).to(output.dtype)
-        if part.num_ranks > 1:
-            gated = part.to_tokens(gated)
-        else:
-            gated = F.pad(gated, (0, 0, 0, 0, 0, part.num_padding))
+        is_shared = part.num_ranks > 1
+        gated = part.to_tokens(gated) if is_shared else F.pad(gated, (0, 0, 0, 0, 0, part.num_padding))
         result: tuple[Tensor, Tensor | None] = self.out_proj(gated.flatten(1)[:, None])
         return result
 
@@ -143,7 +142,7 @@ def delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: T
     bounds = packed.offsets.tolist()
     parts = [
         torch_chunk_gated_delta_rule(*(state[None, begin:end] for state in (*states, decay, beta)))[0][0]
-        for begin, end in zip(bounds, bounds[1:], strict=False)
+        for begin, end in pairwise(bounds)
         if begin < end
     ]
     return torch.cat(parts)

@@ -26,7 +26,8 @@ from rlcore_megatron.modules.grouped_products import GroupedExperts, multiply_by
 from rlcore_megatron.modules.model_config import local_frequencies, rotary_frequencies, scaled_frequencies, score_scale
 from rlcore_megatron.modules.multi_token_head import MultiTokenHead, logprobs_ahead
 from rlcore_megatron.modules.packing import PackedBatch
-from rlcore_megatron.modules.rms_norm import OutputNorm, PlainRMSNorm
+from rlcore_megatron.modules.rms_norm import KeyNorm, OutputNorm, PlainRMSNorm, QueryNorm
+from rlcore_megatron.modules.sparse_attention import Indexer, SparseAttention
 from rlcore_torchkit.forward.context_parallel import part_logprobs, part_values
 from rlcore_torchkit.head.logprobs import HeadLogprobs, token_logprobs
 from rlcore_torchkit.head.values import token_values
@@ -84,9 +85,22 @@ class PolicyModel(GPTModel):
             heads = [] if self.multi_token_head is None else [self.multi_token_head.transformer_layer]
             rotary = latent_attention.LatentRotary(frequencies.to(device), scale)
             latent_attention.finish([*self.decoder.layers, *heads], rotary)
+            self._add_indexers(hf, rotary)
         else:
             self.rotary_pos_emb = PackedRotary(rotary_frequencies(hf).to(device))
             self._set_local_rotary(hf, device)
+
+    def _add_indexers(self, hf: Any, rotary: latent_attention.LatentRotary) -> None:
+        """Give layers that choose keys their indexers."""
+        dims, family = dims_of(hf), architecture_of(hf)
+        if dims.indexer is None or dims.latent is None:
+            return
+        for layer in self.decoder.layers:
+            if dims.indexer.layers[layer.layer_number - 1]:
+                kind = {"interleaved": family.has_interleaved_indexers}
+                attention = layer.self_attention
+                attention.indexer = Indexer(self.config, dims.latent, dims.indexer, rotary, **kind)
+                attention.indexer.watch(attention, layer.layer_number)
 
     def _set_local_rotary(self, hf: Any, device: Any) -> None:
         """Have layers that see windows rotate by angles of their own, in families that have such."""
@@ -250,6 +264,8 @@ def _adapt(spec: TransformerBlockSubmodules, hf: Any, config: TransformerConfig,
         scale = score_scale(hf) if family.needs_general_attention else None
         # No partial: Megatron builds the core of latent attention by build_module.
         core = ModuleSpec(module=PackedAttention, params={"family": family, "scale": scale})
+    if family.indexed:
+        core = ModuleSpec(module=SparseAttention, params={"family": family})
     normed = {"config": config, "hidden_size": config.hidden_size, "eps": config.layernorm_epsilon}
     for layer in spec.layer_specs:
         mlp = _submodules(layer.submodules.mlp)
@@ -267,6 +283,8 @@ def _adapt(spec: TransformerBlockSubmodules, hf: Any, config: TransformerConfig,
             for name in ("q_layernorm", "k_layernorm"):
                 if _is_norm(getattr(attention, name, None)):
                     setattr(attention, name, PlainRMSNorm)
+        if dims_of(hf).has_wide_norms:
+            attention.q_layernorm, attention.k_layernorm = QueryNorm, KeyNorm
     if not fused:
         spec.layer_norm = PlainRMSNorm
 

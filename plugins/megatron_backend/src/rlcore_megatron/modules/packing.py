@@ -1,6 +1,6 @@
 """A packed microbatch as Megatron's layers take it: this rank's tokens, where they belong, and the sequences' bounds."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -43,6 +43,8 @@ class PackedBatch(PackedSeqParams):
     routed: Tensor | None = None
     """int16 [L, K, S]: the experts that each token is sent to in each of all L layers; where it is -1, and everywhere if this
     is None, the router chooses."""
+    selected: dict[int, Tensor | None] = field(default_factory=dict)
+    """int32 [T, K] by a layer's number: the keys that its indexer has chosen for each query; None where these are all."""
     is_filler: bool = False
     """True where it only fills up the microbatches of an interleaved pipeline."""
 

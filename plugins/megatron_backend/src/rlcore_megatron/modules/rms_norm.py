@@ -4,6 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from megatron.core.parallel_state import get_tensor_model_parallel_rank
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+)
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -27,6 +32,44 @@ class PlainRMSNorm(nn.RMSNorm):
             return super().forward(states)
         wide = states.to(torch.promote_types(states.dtype, torch.float32))
         return F.rms_norm(wide, wide.shape[-1:], 1.0 + self.weight.to(wide.dtype), self.eps).type_as(states)
+
+
+class WideNorm(nn.Module):
+    """The norm over all heads of queries or keys together, of which tensor ranks have some each.
+
+    Every rank has the whole weight and trains its heads' part: Megatron adds the gradients of these norms up.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, *, num_heads: int = 1) -> None:
+        super().__init__()
+        place = {"dtype": config.params_dtype, "device": torch.cuda.current_device()}
+        self.weight = nn.Parameter(torch.ones(num_heads * hidden_size, **place))
+        self.eps = eps
+
+    def forward(self, states: Tensor) -> Tensor:
+        """The norm of this rank's heads [..., heads, D], in their dtype."""
+        wide = states.to(torch.promote_types(states.dtype, torch.float32))
+        squares: Tensor = reduce_from_tensor_model_parallel_region(wide.square().sum((-2, -1), keepdim=True))
+        # Each rank's heads read the sum: its gradient is the sum of what all of them make.
+        squares = copy_to_tensor_model_parallel_region(squares)
+        normed = (wide * (squares / len(self.weight) + self.eps).rsqrt()).type_as(states)
+        heads = self.weight.view(-1, states.shape[-1])
+        first = get_tensor_model_parallel_rank() * states.shape[-2]
+        return normed * heads[first : first + states.shape[-2]]
+
+
+class QueryNorm(WideNorm):
+    """The norm over all heads of queries, in the form that Megatron builds norms of heads."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__(config, hidden_size, eps, num_heads=config.num_attention_heads)
+
+
+class KeyNorm(WideNorm):
+    """The norm over all heads of keys."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__(config, hidden_size, eps, num_heads=config.num_query_groups)
 
 
 class OutputNorm(PlainRMSNorm):
