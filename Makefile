@@ -126,7 +126,7 @@ $(NEXT_VENV)/.installed: Makefile $(call projects,$(PACKAGES)) requirements-dev.
 
 test-next: $(NEXT_VENV)/.installed
 	$(NEXT_VENV)/bin/python release/supported_versions.py row
-	RLCORE_UNTRIED_VERSIONS=1 OMP_NUM_THREADS=1 $(NEXT_VENV)/bin/python -m pytest $(PYTEST_FLAGS) --narrow $(NEXT_TESTS)
+	RLCORE_UNTRIED_VERSIONS=1 OMP_NUM_THREADS=1 $(NEXT_VENV)/bin/python -m pytest $(PYTEST_FLAGS) --narrow -k 'not vllm' $(NEXT_TESTS)
 
 # mypy takes one core for a minute: what else there is to do runs beside it.
 lint: setup-dev
