@@ -502,6 +502,17 @@ def test_a_process_that_stood_still_finds_no_call_late(monkeypatch):
     runner.close()
 
 
+@pytest.mark.parametrize("on_error", ["error", "mask"])
+def test_a_call_that_cancels_all_tasks_of_the_loop_ends_the_run(run, on_error):
+    async def cancelling_all(_state):
+        for task in asyncio.all_tasks():
+            task.cancel()
+        await asyncio.sleep(0)
+
+    with pytest.raises(RewardError, match="environment cancelled tasks"):
+        run(cancelling_all, on_error=on_error)
+
+
 def test_a_callback_that_blocks_the_loop_ends_even_a_masking_run(run):
     async def step(state):
         if state == 0:
