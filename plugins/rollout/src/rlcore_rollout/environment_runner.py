@@ -54,7 +54,7 @@ class EpisodeRunner:
         max_concurrent: int | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        """`max_concurrent` is what its provider says of the same name. Its tokens are below `vocab_size`, where that is known."""
+        """`max_concurrent` is what its provider says of the same name. Its tokens are below `vocab_size`, if that is known."""
         self.timeout_s = timeout_s
         self.max_concurrent = MAX_CONCURRENT if max_concurrent is None else min(max_concurrent, MAX_CONCURRENT)
         self._environment: Any = environment
