@@ -33,6 +33,9 @@ from rlcore_text.tokenizers.chat_template import (
 )
 from rlcore_text.tokenizers.hub_reach import absent_remedy, hub_problem, is_shown
 
+MAX_NAMES = 8
+"""Names that a message lists at most."""
+
 
 @frozen(kw_only=True, eq=False)
 class PretrainedTokenizer:
@@ -153,9 +156,11 @@ class PretrainedTokenizer:
         core itself gives it to the template."""
         if not variables:
             return self
-        unread = unread_names(variables, self.backend.chat_template)
+        unread = set(unread_names(variables, self.backend.chat_template))
         if wrong := [name for name in variables if name in RESERVED_TEMPLATE_ARGUMENTS or name in unread]:
-            raise DataError(f"chat_template_kwargs: found {', '.join(wrong)}; expected variables that the chat template reads")
+            found = ", ".join(f"{name:.40}" for name in wrong[:MAX_NAMES])
+            more = f" and {len(wrong) - MAX_NAMES} more" if len(wrong) > MAX_NAMES else ""
+            raise DataError(f"chat_template_kwargs: found {found}{more}; expected variables that the chat template reads")
         return evolve(self, model=evolve(self.model, chat_template_kwargs={**self.model.chat_template_kwargs, **variables}))
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
