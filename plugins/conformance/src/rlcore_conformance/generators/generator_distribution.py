@@ -240,7 +240,7 @@ class GeneratorDistribution(GeneratorFixtures):
                 prompt = question.prompts.sequence(index // NUM_STOPPED)
                 logits = policy.logits(np.concatenate([prompt, response]))[len(prompt) - 1 : -1]
                 share = np.exp(sampling_distribution(logits, sampling)[0])[:, stops].sum(1)
-                found = np.isin(response, stops) * 1.0
+                found = np.isin(response, stops).astype(np.float64)
                 scores[STOP].add(found, share, share * (1.0 - share))
                 scores[FIRST_STOP].add(found[:1], share[:1], share[:1] * (1.0 - share[:1]))
             return scores
