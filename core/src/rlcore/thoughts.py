@@ -11,6 +11,8 @@ _MARKS = re.compile(
 )
 """Marks of the beginning and the end of a thought, by model family. The last two are gpt-oss's channels in a text without
 special tokens."""
+MARK_TOKENS = 48
+"""Most tokens of a mark and of white space behind it, by a tokenizer of single characters."""
 _BRACKET = re.compile(r"[<{\[]")
 _ENDS = ("/", "|", "end", "suffix", "final")
 
@@ -18,6 +20,14 @@ _ENDS = ("/", "|", "end", "suffix", "final")
 def is_mark(text: str) -> bool:
     """Return whether a text is the mark of the beginning or the end of a thought."""
     return _MARKS.fullmatch(text) is not None
+
+
+def opened_thought(prompt: str) -> str:
+    """Return the mark of a thought that a prompt ends in, behind which the answer begins; "" where it ends otherwise."""
+    mark = next(reversed([*_MARKS.finditer(prompt)]), None)
+    if mark is None or _is_end(mark) or prompt[mark.end() :].strip() not in ("", "thought"):  # the name of Gemma 4's channel
+        return ""
+    return mark[0]
 
 
 def behind_thought(response: str) -> str:
