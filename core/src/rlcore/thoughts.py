@@ -6,15 +6,16 @@ _MARKS = re.compile(
     r"[<◁](/?)(?:[a-z]+[:_])?(?:think|thinking|thoughts?|reasoning|scratchpad)(?:\s+[\w-]+=[^<>◁▷]*|\s*)[>▷]"
     r"|\[(/?)THINK\]|<\|(begin|end)_of_thought\|>|<\|channel\|>(analysis|final)<\|message\|>"
     r"|<\|(START|END)_THINKING\|>|<(?:\|channel|channel(\|))>|<\|inner_(prefix|suffix)\|>"
-    r"|\Aanalysis(?=[\w\\$*])|assistant(analysis|final)(?=\S)",
+    r"|\Aanalysis(?=[\w\\$*])|assistant(analysis|final)(?=\S)"
+    r"|(?=(?:<\|start\|>assistant)?(?: to=[\w.-]+)?<\|channel\|>(commentary))|(?=assistant(commentary)(?: to=|\S))",
     re.IGNORECASE,
 )
-"""Marks of the beginning and the end of a thought, by model family. The last two are gpt-oss's channels in a text without
-special tokens."""
+"""Marks of the beginning and the end of a thought, by model family. The last ones are gpt-oss's channels, most of them in a text
+without special tokens. What its commentary says belongs to the answer, calls of tools among it."""
 MARK_TOKENS = 48
 """Most tokens of a mark and of white space behind it, by a tokenizer of single characters."""
 _BRACKET = re.compile(r"[<{\[]")
-_ENDS = ("/", "|", "end", "suffix", "final")
+_ENDS = ("/", "|", "end", "suffix", "final", "commentary")
 
 
 def is_mark(text: str) -> bool:
