@@ -10,7 +10,7 @@ from attrs import frozen
 from rlcore.run.data.text import EngineParser
 from rlcore.schema.suggestions import nearest
 from rlcore.spi import ConfigError, ParseToolCalls, Problem, Tool, ToolCall
-from rlcore.thoughts import behind_thought
+from rlcore.thoughts import MARKS, is_end
 
 AUTO = "auto"
 END_OF_THOUGHT, THOUGHT = "</think>", "<think>"
@@ -21,6 +21,7 @@ HARMONY = re.compile(
     re.DOTALL,
 )
 """A message of gpt-oss that is no final answer. One to a recipient is a call."""
+BRACKET = re.compile(r"[<{\[]")
 PYTHON_TAG = "<|python_tag|>"
 _DECODER = json.JSONDecoder(parse_constant=lambda name: _refuse(f"found {name}, which is not JSON"))
 
@@ -63,6 +64,19 @@ class ToolParser:
         except Exception as error:  # an engine's parser may raise whatever it likes
             return text, (ToolCall(id="call_0", name="", text=said, error=f"{type(error).__name__}: {error}"),)
         return f"{thought}{content}", tuple(calls)
+
+
+def behind_thought(response: str) -> str:
+    """Return what stands behind the last thought of a response; "" where that thought does not end. A mark behind an opening
+    bracket is text, as within the arguments of a call."""
+    behind, is_open, is_first = 0, False, True
+    for mark in MARKS.finditer(response):
+        if not is_end(mark):
+            is_open = is_open or BRACKET.search(response, behind, mark.start()) is None
+        elif is_open or (is_first and not mark[0].lower().startswith("assistant")):
+            behind, is_open = mark.end(), False
+        is_first = False
+    return "" if is_open else response[behind:]
 
 
 def form_of(chat_template: str | None) -> str | None:
