@@ -114,6 +114,11 @@ def test_layers_ahead_that_are_no_number_are_none(
             {"rope_scaling": {"type": "linear", "factor": 2.0}},
             'rope_scaling.rope_type = "linear", and rope_parameters.rope_type = "default"',
         ),
+        (
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}, "partial_rotary_factor": 0.5},
+            "partial_rotary_factor = 0.5; expected 1",
+        ),
+        ({"partial_rotary_factor": 0.5}, None),
         ({"rope_scaling": {"type": "default"}, "rope_theta": 1e4, "num_experts": 4}, None),
         ({"rope_scaling": None, "rope_theta": None}, None),
     ],

@@ -88,6 +88,15 @@ def _found(path: str, file: Path, content: Mapping[str, Any], head: Head) -> Ite
     if "sliding_attention" in (values.get("layer_types") or ()) and type(window) is int and window < 1:
         expected = "a positive number, for the layers of sliding_attention"
         yield Problem(path=str(file), found=f"sliding_window = {window}", expected=expected)
+    rope = values.get("rope_parameters") or {}
+    rotated = rope.get("partial_rotary_factor", values.get("partial_rotary_factor"))
+    if (
+        rope.get("rope_type", "default") != "default"
+        and rotated not in (None, 1)
+        and described_family(content, path) is not None
+    ):
+        expected = f"1: the class of {content['model_type']} rotates whole heads with rope_type {rope['rope_type']}"
+        yield Problem(path=str(file), found=f"partial_rotary_factor = {json.dumps(rotated)}", expected=expected)
     chosen, experts = (_number(values, keys) for keys in (("num_experts_per_tok",), ("num_experts", "num_local_experts")))
     if experts and "num_experts_per_tok" in values and not 1 <= chosen <= experts:
         expected = f"1 to {experts}, which is the number of experts"
