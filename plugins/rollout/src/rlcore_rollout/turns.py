@@ -174,7 +174,8 @@ class Turns:
         self._end(episode)
 
     def _say(self, episode: Episode, sampled: Completion) -> None:
-        text, calls = sampled.text, ()
+        text = sampled.text
+        calls: tuple[str, Sequence[ToolCall]] | tuple[()] = ()
         mark = opened_thought(self._tokenizer.show(episode.before_turn()))
         if episode.partial_turn or episode.tools:
             begun = [token for piece in episode.partial_turn for token in piece.tolist()]
