@@ -10,6 +10,7 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, EntryPoint, EntryPoints
 from itertools import accumulate
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from traceback import walk_tb
 
 from attrs import frozen
@@ -17,8 +18,6 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from rlcore import __version__
-from rlcore.schema.file_limits import require_file
-from rlcore.schema.problem import RlcoreError
 
 CORE = "rlcore"
 FILE = "entry_points.txt"
@@ -29,7 +28,7 @@ _MAX_BYTES = 16 * 2**20
 """Most bytes of a file that describes a distribution."""
 
 
-class DistributionError(RlcoreError):
+class DistributionError(OSError):
     """An installed distribution that no reader comes to the end of."""
 
     exit_code = 3
@@ -76,11 +75,14 @@ def _endless(distribution: Distribution) -> str:
     folder = getattr(distribution, "_path", None)
     for file in (folder / "METADATA", folder / FILE) if isinstance(folder, Path) else ():
         try:
-            require_file(file, _MAX_BYTES)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
+            status = file.stat()
+        except OSError:
             continue
-        except OSError as error:
-            return f"{file} is {error.strerror}; expected a file that describes the package. Reinstall the package"
+        if not (S_ISREG(status.st_mode) or S_ISDIR(status.st_mode)) or status.st_size > _MAX_BYTES:
+            expected = f"a regular file of at most {_MAX_BYTES:,} bytes, which describes the package"
+            return (
+                f"{file} is a pipe or another endless file, or has {status.st_size:,} bytes; expected {expected}. Reinstall it"
+            )
     return ""
 
 

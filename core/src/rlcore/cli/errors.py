@@ -52,6 +52,8 @@ def _judge(error: BaseException, ctx: click.Context) -> tuple[int, str]:
 
     if faults := metadata_faults(error):
         return DistributionError.exit_code, "\n".join(faults)
+    if isinstance(error, DistributionError):
+        return error.exit_code, str(error)
     if isinstance(error, RlcoreError):
         return error.exit_code, f"{message_of(error)}{notes_of(error)}"
     return UNEXPECTED, f"{_unexpected(error, ctx)}{notes_of(error)}"

@@ -6,8 +6,8 @@ import click
 
 from rlcore import __version__
 from rlcore.cli.errors import COMMAND_OWNER, ReportingGroup, report
+from rlcore.installed import DistributionError
 from rlcore.schema.printable import printable
-from rlcore.schema.problem import RlcoreError
 
 
 class LazyGroup(ReportingGroup):
@@ -77,7 +77,7 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except RlcoreError as error:  # of a list of commands
+    except DistributionError as error:  # of a list of commands
         report(str(error))
         sys.exit(error.exit_code)
     except click.Abort as error:  # click's name for Ctrl-C

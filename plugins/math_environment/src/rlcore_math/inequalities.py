@@ -37,7 +37,7 @@ def solved(left: str, sign: str, right: str, variable: str) -> tuple[Bounds, ...
             held = sympy.solveset(difference, number, sympy.S.Reals)
         else:
             held = sympy.solvers.inequalities.solve_univariate_inequality(found, number, relational=False)
-    except (ArithmeticError, NotImplementedError, RecursionError, TypeError, ValueError):
+    except (ArithmeticError, RuntimeError, TypeError, ValueError):  # where sympy has no method, among others
         return None
     pieces = [_bounds(piece) for piece in (held.args if isinstance(held, sympy.Union) else (held,))]
     return None if None in pieces else tuple(bounds for piece in pieces for bounds in piece or ())
