@@ -14,7 +14,7 @@ from rlcore.schema.file_limits import expanded
 from rlcore.schema.printable import lone_surrogate
 from rlcore.spi import ConfigError, DataError, ModelError, Problem
 from rlcore.spi.arrays import Int32Array
-from rlcore.thoughts import is_mark
+from rlcore.thoughts import MARKS
 from rlcore.time_limit import loading
 from rlcore_model_files.directory import END_TOKEN_FILES, eos_token_ids, has_vocabulary, unreadable_files
 from rlcore_model_files.images import load_image_processor
@@ -80,7 +80,7 @@ class PretrainedTokenizer:
     def _special_but_thoughts(self) -> frozenset[int] | None:
         fast = getattr(self.backend, "backend_tokenizer", None)
         added = {} if fast is None else fast.get_added_tokens_decoder()
-        special = {number: is_mark(str(token.content)) for number, token in added.items() if token.special}
+        special = {number: MARKS.fullmatch(str(token.content)) is not None for number, token in added.items() if token.special}
         return frozenset(number for number, marks in special.items() if not marks) if any(special.values()) else None
 
     @_space_before.default
