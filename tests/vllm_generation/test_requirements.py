@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.spi import capabilities, installed_channels
+from rlcore_torchkit.requirements import UNTRIED_VARIABLE
 from rlcore_vllm.provider import PROVIDER, disabled_capabilities
 from rlcore_vllm.setup import requirements
 from rlcore_vllm.setup.config import VllmConfig
@@ -43,6 +44,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
                 raise metadata.PackageNotFoundError(name)
             return versions[name]
 
+        monkeypatch.delenv(UNTRIED_VARIABLE, raising=False)
         monkeypatch.setattr(metadata, "version", version)
         monkeypatch.setattr(metadata, "requires", lambda name: REQUIRES[name])
         monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if importable or name != "vllm" else None)

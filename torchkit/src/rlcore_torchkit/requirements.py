@@ -21,13 +21,13 @@ def supported_versions(distribution: str, library: str) -> SpecifierSet:
     return next(need.specifier for need in needs if need.name == library)
 
 
-def untried_version(library: str, found: Version, supported: SpecifierSet, hint: str = "") -> str | None:
-    """Refuse a version outside of `supported`, with what installs another and how to try it; None for one within."""
-    if supported.contains(found.base_version) or os.environ.get(UNTRIED_VARIABLE) == "1":
+def untried_version(library: str, found: Version, *supported: SpecifierSet, hint: str = "") -> str | None:
+    """Refuse a version outside of all `supported`, with what installs another and how to try it; None for one within."""
+    if any(each.contains(found.base_version) for each in supported) or os.environ.get(UNTRIED_VARIABLE) == "1":
         return None
-    hint = hint or f"pip install '{library}{supported}'"
+    hint = hint or f"pip install '{library}{supported[0]}'"
     return (
-        f"{library} {found} is installed; expected {library}{supported}: {hint}. "
+        f"{library} {found} is installed; expected {library}{' or '.join(map(str, supported))}: {hint}. "
         f"Nothing was tried with {library} {found.public}: docs/supported-versions.md says what to try. "
         f"{UNTRIED_VARIABLE}=1 runs it all the same"
     )

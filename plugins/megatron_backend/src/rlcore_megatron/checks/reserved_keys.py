@@ -94,7 +94,7 @@ NEWER_KEYS: dict[str, dict[str, str]] = {
         ),
     },
 }
-"""Those of them that Megatron-Core 0.16 has not."""
+"""The reserved fields that Megatron-Core 0.16 lacks, by table."""
 
 RESERVED_KEYS: dict[str, dict[str, str]] = {
     "transformer": {
