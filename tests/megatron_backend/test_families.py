@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 from lora_support import linear_names
-from megatron_families import FAMILIES, WITH_DELTA, make_own
+from megatron_families import FAMILIES, WITHOUT_ADAPTERS, make_own
 from megatron_support import make_backend
 from packaging.version import Version
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -89,7 +89,7 @@ def test_memory_is_estimated_of_all_parameters(models: Path, name: str) -> None:
     dims = dims_of(model.config)
     assert Parameters.of(dims, ONE).total == expected
     # Two ranks that divide everything hold routers and narrow projections twice.
-    kinds = ("gate.weight", "router.weight", "q_a_proj.weight", "mqa.weight")
+    kinds = ("gate.weight", "router.weight", "q_a_proj.weight", "mqa.weight", "wq_b.weight", "wk.weight", "weights_proj.weight")
     twice = [tensor for key, tensor in model.named_parameters() if key.endswith(kinds)]
     halves = Parameters.of(dims, evolve(ONE, tensor_parallel=2, expert_parallel=2)).total
     assert 2 * halves == expected + sum(tensor.numel() for tensor in twice)
@@ -118,6 +118,8 @@ def test_memory_is_estimated_of_all_parameters(models: Path, name: str) -> None:
         ("qwen3_next", "attention_bias", True),
         ("qwen3_next", "hidden_act", "gelu"),
         ("qwen3_5_text", "linear_num_value_heads", 6),
+        ("minimax_m2", "router_jitter_noise", 0.1),
+        ("minimax_m2", "num_experts_per_tok", 1),
     ],
 )
 def test_what_megatron_cannot_compute_is_named(models: Path, tmp_path: Path, name: str, key: str, value: object) -> None:
@@ -146,6 +148,8 @@ def test_what_megatron_cannot_compute_is_named(models: Path, tmp_path: Path, nam
         ("gemma3_text", "sliding_window_pattern", 0),
         ("qwen3_next", "linear_num_key_heads", 0),
         ("qwen3_5_moe_text", "layer_types", 3),
+        ("glm_moe_dsa", "index_topk", 0),
+        ("deepseek_v32", "index_head_dim", "wide"),
     ],
 )
 def test_malformed_values_are_named(models: Path, tmp_path: Path, name: str, key: str, value: object) -> None:
@@ -328,7 +332,7 @@ def test_what_gated_delta_nets_rule_out(
     assert sorted(problem.partition(": ")[2].partition(", which computes")[0] for problem in problems) == sorted(expected)
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in WITH_DELTA])
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in WITHOUT_ADAPTERS])
 def test_adapters_are_beside_all_linear_layers(models: Path, name: str) -> None:
     """Those of transformers' model but the head, as PEFT counts them; a target that is none is named."""
     config = AutoConfig.from_pretrained(models / name)

@@ -35,6 +35,13 @@ def test_of_experts_in_one_tensor_each_sends_its_own(tmp_path):
     trainer.close(CloseRequest())
 
 
+def test_of_tensors_that_take_turns_in_rows_each_sends_its_own(tmp_path):
+    make_own(tmp_path, "qwen3_5_text", num_hidden_layers=2)
+    trainer = make(make_context(tmp_path), {})
+    compare(trainer, ExportWeightsRequest(weight_version=0, dtype="bfloat16", max_bucket_bytes=MAX_BYTES))
+    trainer.close(CloseRequest())
+
+
 def compare(trainer, request):
     """Buckets of whole tensors, and what comes by a route."""
     buckets = trainer.export_weights(request).buckets

@@ -62,6 +62,7 @@ def exporter_of(model: Opened) -> Exporter:
         ("mlp.experts.linear_fc1.weight1", "mlp.experts.local_experts.1.linear_fc1.weight"),
         ("mlp.experts.linear_fc2.weight0", "mlp.experts.local_experts.0.linear_fc2.weight"),
         ("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"),
+        ("self_attention.in_proj.layer_norm_weight", "input_layernorm.weight"),
         ("mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight"),
     ],
 )

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from rlcore_torchkit.architectures.dims import ESSENTIAL, LatentDims, ModelDims, expert_layers
+from rlcore_torchkit.architectures.dims import ESSENTIAL, DeltaDims, IndexerDims, LatentDims, ModelDims, expert_layers
 from rlcore_torchkit.huggingface.models import architecture_of, dims_of
 
 MODEL = {"hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": 96, "vocab_size": 128}
@@ -71,3 +71,35 @@ def test_ends_are_left_out_with_what_their_layers_have() -> None:
     assert dims.without_ends(0, 0) == dims
     assert dims.without_ends(0, 3).has_experts == (False,)
     assert dims.without_ends(3, 3).num_layers == 0
+
+
+DELTA = {
+    "layer_types": ["linear_attention", "full_attention"] * 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "linear_conv_kernel_dim": 4,
+}
+
+
+def test_layers_with_a_gated_delta_net_are_those_of_that_kind() -> None:
+    dims = ModelDims.of(MODEL | DELTA)
+    assert dims is not None
+    assert dims.delta == DeltaDims(num_key_heads=2, num_value_heads=4, key_width=8, value_width=6, kernel=4)
+    assert dims.has_delta == (True, False) * 4
+    assert dims.without_ends(1, 2).has_delta == (False, True, False, True, False)
+    assert dims.delta.channels == 2 * 16 + 24
+    assert dims.delta.rows == 56 + 24 + 2 * 4
+    assert dims.delta.num_parameters(64) == 64 * (88 + 24) + 56 * 4
+    for plain in (MODEL, MODEL | DELTA | {"layer_types": ["full_attention"] * 8}):
+        assert getattr(ModelDims.of(plain), "delta", 0) is None
+
+
+def test_indexers_are_those_of_the_layers_that_are_named() -> None:
+    sizes = {"index_topk": 16, "index_n_heads": 2, "index_head_dim": 8}
+    layers = [True, False] * 4
+    assert IndexerDims.of(MODEL | sizes | {"indexed_layers": layers}) == IndexerDims(
+        num_chosen=16, num_heads=2, width=8, layers=tuple(layers)
+    )
+    assert IndexerDims.of(MODEL | sizes) is None

@@ -7,7 +7,7 @@ from attrs import asdict, frozen
 
 from rlcore.schema.constraints import Count, Positive
 from rlcore.spi import Problem
-from rlcore_megatron.families.deepseek_v3 import DEFAULTS, TYPES, DeepseekV3, deepseek_v3
+from rlcore_megatron.families.deepseek_v3 import TYPES, DeepseekV3, deepseek_v3
 from rlcore_megatron.families.family import REMEDY, well_formed
 from rlcore_megatron.families.weight_source import Source
 from rlcore_megatron.families.weight_table import LatentWeightTable
@@ -20,6 +20,7 @@ OWN_TYPES: Mapping[str, Any] = {
     "index_topk_freq": Count,
     "index_skip_topk_offset": Count,
 }
+DEEPSEEK = {"num_attention_heads": 128, "max_position_embeddings": 163840}
 GLM = {
     "num_attention_heads": 64,
     "q_lora_rank": 2048,
@@ -28,6 +29,7 @@ GLM = {
     "n_group": 1,
     "topk_group": 1,
     "index_n_heads": 32,
+    "max_position_embeddings": 202752,
 }
 """GLM-5's, as transformers takes them where config.json lacks a key."""
 
@@ -75,7 +77,7 @@ class SparseLatent(DeepseekV3):
 def deepseek_v32(config: Mapping[str, Any]) -> DeepseekV3:
     """DeepSeek-V3.2, with an indexer in each layer."""
     count = well_formed(config, OWN_TYPES, {"num_hidden_layers": 61})["num_hidden_layers"]
-    return _family("deepseek_v32", "DeepseekV32ForCausalLM", config, {}, (True,) * count)
+    return _family("deepseek_v32", "DeepseekV32ForCausalLM", config, DEEPSEEK, (True,) * count)
 
 
 def glm_moe_dsa(config: Mapping[str, Any]) -> DeepseekV3:
@@ -106,7 +108,12 @@ def _family(
         "class_name": class_name,
         "table": SparseLatentTable,
         "types": {**TYPES, **OWN_TYPES},
-        "defaults": {**base.defaults, **{key: value for key, value in defaults.items() if key in DEFAULTS}},
+        "defaults": {
+            **base.defaults,
+            "num_attention_heads": defaults["num_attention_heads"],
+            "num_key_value_heads": defaults["num_attention_heads"],
+            "max_position_embeddings": defaults["max_position_embeddings"],
+        },
         "derived": {
             **base.derived,
             **dense,

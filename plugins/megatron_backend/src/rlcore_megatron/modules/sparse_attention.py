@@ -101,7 +101,7 @@ class Indexer(nn.Module):
         return _gathered(F.pad(chosen, (0, 0, 0, len(queries) - len(chosen))), groups)[: part.packed.num_tokens]
 
     def _best(self, queries: Tensor, keys: Tensor, weights: Tensor, places: Tensor) -> Tensor:
-        """int32 [rows, K] of some queries [rows, I, D] of a sequence, at these places, with keys [L, D] and weights [rows, I]."""
+        """int32 [rows, K] of queries [rows, I, D] of a sequence, at these places, with keys [L, D] and weights [rows, I]."""
         if len(keys) <= self._dims.num_chosen:
             return keys.new_zeros(len(queries), self._dims.num_chosen, dtype=torch.int32)  # unread: all keys are chosen
         scores = F.relu(torch.einsum("thd,sd->ths", queries.float(), keys.float()) * self._dims.width**-0.5)
