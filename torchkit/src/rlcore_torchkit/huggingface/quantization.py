@@ -6,8 +6,8 @@ from typing import Any
 from rlcore.spi.errors import Problem
 from rlcore_model_files.weight_headers import TEXT_KEYS
 
-KEYS = ("quantization_config", "compression_config")
-"""Keys of config.json; compressed-tensors wrote the second one."""
+KEYS = ("quantization_config", "compression_config", "quantization")
+"""Keys of config.json; compressed-tensors wrote the second one, and MLX the third."""
 _ORIGINAL = "Take the model that it was quantised from"
 _DEQUANTISED = {
     "bitsandbytes": "load it with transformers, call its dequantize(), and save it",
@@ -28,7 +28,7 @@ def quantization_problems(path: str, config: Mapping[str, Any]) -> list[Problem]
     if named is None:
         return []
     key, content = named
-    method = _method(content)
+    method = _method(content) or ("MLX" if key == "quantization" else "")
     way = _DEQUANTISED.get(method)
     return [
         Problem(
