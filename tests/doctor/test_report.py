@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,12 @@ def played(monkeypatch, site):
 def test_an_environment_in_which_all_fits(played, install) -> None:
     install("rlcore", "1.0", "numpy>=1.26")
     install("numpy", "2.3.5")
-    install("acme", "2.0", "rlcore", points="[rlcore.sinks]\nanvil = acme:SINK\n")
+    for name in ("acme", "rlcore-acme", "rlcore-grpo"):
+        install(name, "2.0", "rlcore", points="[rlcore.sinks]\nanvil = acme:SINK\n")
     page = report(None, 1.0, imports=False)
     assert (page["fits"], page["problems"], page["notes"]) == (True, [], [])
-    assert [one["name"] for one in page["packages"]] == ["rlcore"]
-    assert [one["name"] for one in page["others"]] == ["acme"]
+    assert [one["name"] for one in page["packages"]] == ["rlcore", "rlcore-grpo"]
+    assert [one["name"] for one in page["others"]] == ["acme", "rlcore-acme"]
     assert page["libraries"] == [{"name": "numpy", "version": "2.3.5", "build": "", "import": {}}]
     assert page["not_installed"] == ["torch", "transformers", "megatron-core", "transformer-engine", "ray", "vllm"]
 
@@ -51,6 +53,13 @@ def test_a_torch_for_cpus_beside_a_gpu_is_a_note(played, install) -> None:
     page = report(None, 1.0, imports=False)
     assert page["fits"] is True
     assert "torch is a build for CPUs" in page["notes"][0]
+
+
+def test_a_search_that_does_not_end_is_a_problem(played, monkeypatch) -> None:
+    monkeypatch.setenv("RLCORE_LOAD_TIMEOUT_S", "1")
+    monkeypatch.setattr("rlcore_doctor.report.installed", lambda: time.sleep(60))
+    page = report(None, 1.0, imports=False)
+    assert "the search for installed packages took longer" in page["problems"][0]["found"]
 
 
 def test_secrets_and_the_home_directory_are_left_out(played, install) -> None:

@@ -52,8 +52,9 @@ def test_others_are_refused(content, expected):
     assert found(**content) == [expected]
 
 
-def test_a_class_that_is_newer_than_transformers_is_refused_with_the_version_that_has_it():
-    config = {"model_type": "gpt9", "architectures": ["GPT9ForCausalLM"], "transformers_version": "99.1.0"}
+@pytest.mark.parametrize("model_type", ["gpt9", "gemma3_text"])
+def test_a_class_that_is_newer_than_transformers_is_refused_with_the_version_that_has_it(model_type):
+    config = {"model_type": model_type, "architectures": ["GPT9ForCausalLM"], "transformers_version": "99.1.0"}
     (problem,) = decoder_problems(config, "model/config.json", trust_remote_code=False)
     assert "transformers>=99.1.0" in problem.remedy
 

@@ -120,13 +120,15 @@ def build_of(distribution: Distribution) -> str:
     return local
 
 
-def foreign_module(error: ImportError) -> str | None:
+def foreign_module(error: BaseException | None) -> str | None:
     """Return the extension module for another Python that lies where an import failed; None where there is none."""
-    for package in (error.name or "", (error.name or "").rpartition(".")[0]):
-        spec = module_spec(package)
-        for folder in (spec and spec.submodule_search_locations) or ():
-            if found := for_another_python(os.listdir(folder) if os.path.isdir(folder) else ()):
-                return os.path.join(folder, found)
+    while error is not None:
+        name = (error.name if isinstance(error, ImportError) else None) or ""
+        for spec in map(module_spec, (name, name.rpartition(".")[0])):
+            for folder in (spec and spec.submodule_search_locations) or ():
+                if found := for_another_python(os.listdir(folder) if os.path.isdir(folder) else ()):
+                    return os.path.join(folder, found)
+        error = error.__cause__ or error.__context__
     return None
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import click
 
@@ -31,6 +32,8 @@ def doctor_command(context: click.Context, recipe: str | None, as_json: bool, no
     from rlcore_doctor.page import lines_of
     from rlcore_doctor.report import report
 
+    if not no_import and sys.stderr.isatty():
+        click.echo(f"importing libraries, for at most {seconds:g} s each; --no-import leaves that out", err=True)
     page = report(recipe, seconds, imports=not no_import)
     if as_json:
         click.echo(json.dumps(page, indent=2))

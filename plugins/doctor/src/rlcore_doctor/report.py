@@ -5,8 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
+
 from rlcore.schema.file_limits import expanded
 from rlcore.secrets import masked, masked_table
+from rlcore.time_limit import FalseInterruptError, LateError, loading
 from rlcore_doctor.finding import Finding
 from rlcore_doctor.libraries import ALWAYS, Library, device_findings, import_findings, libraries
 from rlcore_doctor.machine import machine
@@ -16,6 +19,7 @@ from rlcore_doctor.packages import (
     environment_findings,
     for_another_python_findings,
     installed,
+    released,
     unmet_requirements,
 )
 from rlcore_doctor.plugins import Listing, listing, recipe_finding, without_repeats
@@ -26,7 +30,7 @@ SLOW = 5.0
 
 def report(recipe: str | None, seconds: float, *, imports: bool) -> dict[str, Any]:
     """Return the page as data that JSON can hold, without secrets and without the path of the home directory."""
-    found, findings = installed()
+    found, findings = _installed()
     described = machine()
     plugins = listing(SLOW * seconds)
     own_libraries = libraries(found, seconds if imports else None)
@@ -34,20 +38,30 @@ def report(recipe: str | None, seconds: float, *, imports: bool) -> dict[str, An
     if recipe is not None and (refused := recipe_finding(recipe, SLOW * seconds)):
         findings.append(refused)
     findings = without_repeats(findings, found)
+    own = released(found)
+    others = [one for one in _sorted(found) if one.has_plugins and canonicalize_name(one.name) not in own]
     content = {
         **described,
         "libraries": [_library(one) for one in own_libraries],
         "not_installed": list(_absent(found)),
         "interface": plugins.content.get("spi"),
-        "packages": [_package(one) for one in _sorted(found) if one.is_own],
-        "plugins": [row for row in plugins.rows() if not _is_own(row["distribution"], found)],
-        "others": [_package(one) for one in _sorted(found) if one.has_plugins and not one.is_own],
+        "packages": [_package(one) for one in _sorted(found) if one.is_own and one not in others],
+        "plugins": [row for row in plugins.rows() if row["distribution"] in {one.name for one in others}],
+        "others": [_package(one) for one in others],
         "problems": [{"found": one.found, "remedy": one.remedy} for one in findings],
         "notes": list(_notes(found, plugins, own_libraries, described)),
         "fits": not findings,
     }
     page: dict[str, Any] = _private(masked_table(content))
     return page
+
+
+def _installed() -> tuple[Installed, list[Finding]]:
+    try:
+        with loading("the search for installed packages"):  # which a named pipe in place of a file would never end
+            return installed()
+    except (LateError, FalseInterruptError) as error:
+        return {}, [Finding(found=str(error))]
 
 
 def _findings(
@@ -84,10 +98,6 @@ def _package(package: Package) -> dict[str, Any]:
 
 def _sorted(found: Installed) -> list[Package]:
     return sorted(found.values(), key=lambda package: package.name.lower())
-
-
-def _is_own(distribution: str, found: Installed) -> bool:
-    return any(package.name == distribution and package.is_own for package in found.values())
 
 
 def _private(value: Any) -> Any:

@@ -108,7 +108,8 @@ def _class_problems(config: Mapping[str, Any], path: str, trust_remote_code: boo
         yield Problem(path=path, found=f"model_type {model_type}", expected=expected, remedy=newer_transformers(config))
     elif found != known:
         expected = f"{known}, the language model of model_type {model_type}"
-        yield Problem(path=path, found=f"architecture {found}", expected=expected, remedy=ARCHITECTURES)
+        remedy = newer_transformers(config) or ARCHITECTURES
+        yield Problem(path=path, found=f"architecture {found}", expected=expected, remedy=remedy)
 
 
 def layers_of(model: Any) -> Any:
