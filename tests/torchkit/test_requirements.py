@@ -26,7 +26,7 @@ def install(site: Path, versions: dict[str, str], requires: tuple[str, ...] = ()
     for name, version in versions.items():
         information = site / f"{name}-{version}.dist-info"
         information.mkdir()
-        lines = [f"Requires-Dist: {line}" for line in requires if name == "torchvision"]
+        lines = [f"Requires-Dist: {line}" for line in requires if name in ("torchvision", "torchaudio")]
         information.joinpath("METADATA").write_text(
             "\n".join(["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *lines])
         )
@@ -43,7 +43,7 @@ UNFIT = {
         {"torchvision": "0.29.0"},
         ("torch==2.14.0", "numpy"),
         (),
-        "torchvision 0.29.0 needs torch==2.14.0; found torch 2.13.0+cpu: transformers cannot be imported beside it "
+        "torchvision 0.29.0 needs torch==2.14.0; found torch 2.13.0+cpu: transformers' models cannot be imported beside it "
         "(operator torchvision::nms does not exist). pip uninstall torchvision",
     ),
     "torchvision for CUDA": (
@@ -58,6 +58,14 @@ UNFIT = {
         ("torchvision+cu126", "torch+cu130"),
         "torchvision 0.28.0 is built for cu126, torch 2.13.0 for cu130",
     ),
+    "torchaudio of another torch": (
+        {"torchaudio": "2.8.0"},
+        ("torch==2.8.0",),
+        (),
+        "torchaudio 2.8.0 needs torch==2.8.0; found torch 2.13.0+cpu",
+    ),
+    "torchaudio for CUDA": ({"torchaudio": "2.11.0"}, (), ("torchaudio+cu130",), "torchaudio 2.11.0 is built for cu130"),
+    "torchaudio for CPUs": ({"torchaudio": "2.11.0+cpu"}, (), (), None),
     "torchvision of the same torch": (
         {"torch": "2.13.0", "torchvision": "0.28.0"},
         ("torch==2.13.0",),

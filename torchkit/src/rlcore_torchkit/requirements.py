@@ -47,25 +47,26 @@ def missing_requirement() -> str | None:
             return f"{name} can be imported but has no metadata: install it anew with pip install {name}"
         if not SpecifierSet(supported).contains(found.base_version):
             return f"{name} {found} is installed; expected {supported}: pip install '{name}{supported}'"
-    return _unfit_torchvision()
+    return _unfit("torchvision") or _unfit("torchaudio")
 
 
-def _unfit_torchvision() -> str | None:
-    """Name a torchvision that torch cannot load, and that breaks the import of transformers' models; None where it fits."""
-    torch, vision = installed_version("torch"), installed_version("torchvision")
-    if torch is None or vision is None:
+def _unfit(name: str) -> str | None:
+    """Name a torchvision or torchaudio that torch cannot load, and that breaks the import of transformers' models."""
+    torch, found = installed_version("torch"), installed_version(name)
+    if torch is None or found is None:
         return None
     needed = SpecifierSet()
-    for line in metadata.requires("torchvision") or ():
+    for line in metadata.requires(name) or ():
         if (requirement := Requirement(line)).name == "torch":
             needed &= requirement.specifier
-    remedy = "pip uninstall torchvision, which models of text do not need, or install the one of this torch"
-    breaks = "transformers cannot be imported beside it (operator torchvision::nms does not exist)"
+    operator = " (operator torchvision::nms does not exist)" if name == "torchvision" else ""
+    breaks = f"transformers' models cannot be imported beside it{operator}"
+    remedy = f"pip uninstall {name}, which models of text do not need, or install the one of this torch"
     if not (needed.contains(torch, prereleases=True) or needed.contains(torch.base_version)):
-        return f"torchvision {vision} needs torch{needed}; found torch {torch}: {breaks}. {remedy}"
-    built, own = _build("torchvision"), _build("torch")
+        return f"{name} {found} needs torch{needed}; found torch {torch}: {breaks}. {remedy}"
+    built, own = _build(name), _build("torch")
     if built.startswith("cu") and own and own[:4] != built[:4]:  # cu128 and cu126 are one CUDA
-        return f"torchvision {vision} is built for {built}, torch {torch} for {own}: {breaks}. {remedy}"
+        return f"{name} {found} is built for {built}, torch {torch} for {own}: {breaks}. {remedy}"
     return None
 
 
