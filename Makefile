@@ -178,8 +178,8 @@ dist: $(VENV)-dist/.installed
 	$(VENV)-dist/bin/python release/build.py $(DIST)
 	$(VENV)-dist/bin/twine check --strict $(DIST)/*.whl $(DIST)/*.tar.gz
 
-# torch comes first, as in `setup`.
-try-dist:
+# After `dist`, where both are asked for. torch comes first, as in `setup`.
+try-dist: $(filter dist,$(MAKECMDGOALS))
 	$(PYTHON) -m venv --clear $(TRY_VENV)
 	$(TRY_VENV)/bin/pip $(INSTALL) $(TORCH)
 	$(TRY_VENV)/bin/pip $(INSTALL) --find-links $(DIST) 'rlcore[laptop]'

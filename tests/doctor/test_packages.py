@@ -68,6 +68,7 @@ UNMET = {
     ),
     "of a package that is no one's": ({"other": ("1.0", "torch<2"), "torch": ("2.13.0",)}, []),
     "of another system": ({"rlcore-a": ("1.0", 'torch; sys_platform == "none"')}, []),
+    "a condition that has no order": ({"rlcore-a": ("1.0", 'torch; platform_machine ~= "one"')}, []),
     "a version of a commit": ({"rlcore-a": ("1.0", "torch>=2.11"), "torch": ("2.13.0-git",)}, []),
     "a prerelease": ({"rlcore-a": ("1.0", "torch>=2.11"), "torch": ("2.11.0a0+nv26.1",)}, []),
     "a line that is no requirement": ({"rlcore-a": ("1.0", "torch >>> 2")}, []),

@@ -15,6 +15,7 @@ from importlib.metadata import Distribution
 from pathlib import Path
 
 from attrs import frozen
+from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
@@ -196,7 +197,10 @@ def _wanted(found: Installed) -> Iterator[tuple[Package, Requirement]]:
 
 def _applies(requirement: Requirement, extras: Iterable[str]) -> bool:
     marker = requirement.marker
-    return marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras))
+    try:
+        return marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras))
+    except (UndefinedComparison, UndefinedEnvironmentName, InvalidVersion):  # a condition on something that has no order
+        return False
 
 
 def _is_of_extra(requirement: Requirement) -> bool:
