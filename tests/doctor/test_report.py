@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.schema.file_limits import expanded
+from rlcore_doctor.child import Outcome
 from rlcore_doctor.plugins import Listing
 from rlcore_doctor.report import report
 
@@ -45,6 +46,15 @@ def test_what_does_not_fit_has_its_remedy(played, install) -> None:
     assert page["problems"] == [
         {"found": "rlcore-fsdp2 1.0 requires torch>=2.11, which is not installed", "remedy": "pip install 'torch>=2.11'"}
     ]
+
+
+def test_a_package_for_another_python_is_one_problem(played, install) -> None:
+    install("numpy", "2.3.5", files=["numpy/x.cpython-399-x86_64-linux-gnu.so"])
+    played.setattr("rlcore_doctor.libraries.run", lambda *_: Outcome(output='{"error": "ImportError: x"}', errors="", code=0))
+    page = report(None, 1.0, imports=True)
+    (problem,) = page["problems"]
+    assert problem["found"].startswith("numpy 2.3.5 is for another Python or system")
+    assert page["libraries"][0]["import"] == {"error": "ImportError: x"}
 
 
 def test_a_torch_for_cpus_beside_a_gpu_is_a_note(played, install) -> None:

@@ -8,6 +8,9 @@ import time
 import warnings
 from typing import Any
 
+MAX_CHARACTERS = 300
+"""Most characters of an error's message."""
+
 
 def probe(module: str) -> dict[str, Any]:
     """Import a module and return its version, the seconds that took, and of torch its CUDA and devices; or the error."""
@@ -20,7 +23,7 @@ def probe(module: str) -> dict[str, Any]:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        texts = dict.fromkeys(f"{type(one).__name__}: {' '.join(str(one).split())}" for one in (error, cause))
+        texts = dict.fromkeys(f"{type(one).__name__}: {' '.join(str(one).split()):.{MAX_CHARACTERS}}" for one in (error, cause))
         return {"error": "; caused by ".join(texts)}
 
 

@@ -68,9 +68,11 @@ def _findings(
     found: Installed, plugins: Listing, own_libraries: list[Library], seconds: float, *, has_gpus: bool
 ) -> Iterator[Finding]:
     yield from environment_findings(Path(sys.prefix), found)
-    yield from for_another_python_findings(found)
+    foreign = list(for_another_python_findings(found))
+    yield from foreign
     yield from unmet_requirements(found)
-    yield from import_findings(own_libraries, seconds)
+    mended = {one.remedy for one in foreign}
+    yield from (one for one in import_findings(own_libraries, seconds) if one.remedy not in mended)
     yield from device_findings(own_libraries, has_gpus)
     yield from plugins.findings(found)
 
