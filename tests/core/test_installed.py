@@ -120,6 +120,8 @@ def test_a_failed_import_names_the_module_for_another_python(tmp_path, monkeypat
     wrapped = ImportError("the package of anvils cannot be imported")
     wrapped.__cause__ = plain.value
     assert "_native.cpython-399-x86_64-linux-gnu.so is for another Python" in message_of(wrapped)
+    wrapped.__cause__ = wrapped
+    assert foreign_module(wrapped) is None
     sys.modules.pop("acme_ext")
 
 

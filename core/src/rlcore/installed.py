@@ -122,13 +122,13 @@ def build_of(distribution: Distribution) -> str:
 
 def foreign_module(error: BaseException | None) -> str | None:
     """Return the extension module for another Python that lies where an import failed; None where there is none."""
-    while error is not None:
+    for _ in range(8):  # an error may be its own cause
         name = (error.name if isinstance(error, ImportError) else None) or ""
         for spec in map(module_spec, (name, name.rpartition(".")[0])):
             for folder in (spec and spec.submodule_search_locations) or ():
                 if found := for_another_python(os.listdir(folder) if os.path.isdir(folder) else ()):
                     return os.path.join(folder, found)
-        error = error.__cause__ or error.__context__
+        error = error and (error.__cause__ or error.__context__)
     return None
 
 

@@ -21,8 +21,8 @@ def probe(module: str) -> dict[str, Any]:
         return found | (_torch_devices(loaded) if module == "torch" else {})
     except BaseException as error:  # whatever a module raises that is imported, such as a panic in Rust
         cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
+        for _ in range(8):  # an error may be its own cause
+            cause = cause.__cause__ or cause
         texts = dict.fromkeys(f"{type(one).__name__}: {' '.join(str(one).split()):.{MAX_CHARACTERS}}" for one in (error, cause))
         return {"error": "; caused by ".join(texts)}
 
