@@ -24,7 +24,7 @@ FORMS = {
         "CompressedTensorsConfig(dequantize=True)",
     ),
     "under its first key": ({"compression_config": {"quant_method": "x"}}, "x, as compression_config says", ORIGINAL),
-    "of MLX": ({"quantization": {"group_size": 64, "bits": 4}}, "MLX, as quantization says", ORIGINAL),
+    "of MLX": ({"quantization": {"group_size": 64, "bits": 4}}, "an unknown method, as quantization says", ORIGINAL),
     "of bitsandbytes' first files": ({"quantization_config": {"load_in_8bit": True}}, "bitsandbytes", "dequantize()"),
     "of ModelOpt": ({"quantization_config": {"quant_algo": "FP8"}}, "FP8", ORIGINAL),
     "without a name": ({"quantization_config": {"bits": 4}}, "an unknown method", ORIGINAL),

@@ -28,7 +28,7 @@ def quantization_problems(path: str, config: Mapping[str, Any]) -> list[Problem]
     if named is None:
         return []
     key, content = named
-    method = _method(content) or ("MLX" if key == "quantization" else "")
+    method = _method(content)
     way = _DEQUANTISED.get(method)
     return [
         Problem(
