@@ -52,6 +52,9 @@ def test_a_row_says_what_tests_show_and_checks_refuse(name, table, tmp_path):
 
 def test_the_rows_are_those_of_the_tests(table):
     assert table.keys() == OPTIONS.keys()
+    further = re.findall(r"^\| (`.+?`) \| ", (ROOT / "docs/models.md").read_text(), re.MULTILINE)
+    listed = {name for names in further for name in re.findall(r"`(\w+)`", names)}
+    assert OF_MEGATRON.keys() - table.keys() <= listed
     assert set(installed_model_types()) == DESCRIBED.keys()
 
 

@@ -13,7 +13,12 @@ from unittest import mock
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.ssm.gated_delta_net import GatedDeltaNet, GatedDeltaNetSubmodules, torch_chunk_gated_delta_rule
+from megatron.core.ssm.gated_delta_net import (
+    GatedDeltaNet,
+    GatedDeltaNetSubmodules,
+    chunk_gated_delta_rule,
+    torch_chunk_gated_delta_rule,
+)
 from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel_region
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -134,8 +139,6 @@ def delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: T
     shared = value.shape[1] // key.shape[1]
     states = [query.repeat_interleave(shared, 1), key.repeat_interleave(shared, 1), value]
     if query.is_cuda:
-        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-
         rows = [state[None].contiguous() for state in (*states, decay, beta)]
         output: Tensor = chunk_gated_delta_rule(*rows, cu_seqlens=packed.cu_seqlens.long())[0][0]
         return output
