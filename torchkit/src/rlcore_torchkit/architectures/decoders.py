@@ -12,11 +12,11 @@ from rlcore_torchkit.architectures.architecture import ARCHITECTURES, Architectu
 from rlcore_torchkit.architectures.registry import find_architecture
 from rlcore_torchkit.transformers_import import import_transformers
 
-ATTENTION_KINDS = {"full_attention", "sliding_attention"}
+_ATTENTION_KINDS = {"full_attention", "sliding_attention"}
 STATE_KINDS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 """Layers that hand a state from token to token, which nothing resets where another sequence of a row begins."""
-LAYER_KINDS = ATTENTION_KINDS | STATE_KINDS | {"moe", "mlp", "sparse", "dense"}
-"""Accepted entries of config.json's `layer_types`: transformers' words, and older ones that it still reads."""
+LAYER_KINDS = _ATTENTION_KINDS | STATE_KINDS | {"moe", "mlp", "sparse", "dense"}
+"""Entries of config.json's `layer_types` that packed attention computes: transformers' words, and older ones that it reads."""
 IMAGE_MODELS = {
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
@@ -55,13 +55,11 @@ def decoder_problems(config: Mapping[str, Any], path: str, *, trust_remote_code:
             expected = f"text alone, or one of {', '.join(IMAGE_MODELS)}"
             remedy = "Take its language model alone: python -m rlcore_torchkit.huggingface.language_model MODEL DIRECTORY"
             yield Problem(path=path, found=f"a {key}, as models of images or sound have", expected=expected, remedy=remedy)
-    listed = config.get("layer_types")
-    kinds = {_OLD_KINDS.get(kind, kind) for kind in map(str, listed if isinstance(listed, list) else ())} - LAYER_KINDS
-    if config.get("attention_chunk_size"):
-        kinds |= {"chunked_attention"}
-    if kinds:
-        expected = f"layers of {', '.join(sorted(LAYER_KINDS))}"
-        yield Problem(path=path, found=f"layers of {', '.join(sorted(kinds))}", expected=expected)
+
+
+def has_unpacked_layers(config: Mapping[str, Any]) -> bool:
+    """Return whether the model with this config.json has layers of a kind that packed attention does not compute."""
+    return bool(config.get("attention_chunk_size")) or not _layer_kinds(config) <= LAYER_KINDS
 
 
 def is_image_model(config: Mapping[str, Any]) -> bool:
@@ -134,8 +132,12 @@ def has_states(model: Any) -> bool:
 
 def state_kinds(config: Mapping[str, Any]) -> set[str]:
     """The kinds of such layers in the content of a config.json."""
+    return _layer_kinds(config) & STATE_KINDS
+
+
+def _layer_kinds(config: Mapping[str, Any]) -> set[str]:
     listed = config.get("layer_types") or config.get("layers_block_type") or ()
-    return {_OLD_KINDS.get(kind, kind) for kind in map(str, listed if isinstance(listed, list) else ())} & STATE_KINDS
+    return {_OLD_KINDS.get(kind, kind) for kind in map(str, listed if isinstance(listed, list) else ())}
 
 
 def head_scale(config: Any) -> float:
