@@ -126,9 +126,15 @@ def _itself(name: str, parameter: Tensor) -> _Exported:
 
 
 def exported_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters by name, and the buffers that checkpoints hold, such as the biases of routers."""
-    saved = model.state_dict().keys()
-    return dict(model.named_parameters()) | {name: buffer for name, buffer in model.named_buffers() if name in saved}
+    """The parameters by name, a tied one by that of its checkpoints, and the buffers that these hold, such as the biases of
+    routers."""
+    saved, tied = model.state_dict().keys(), getattr(model, "all_tied_weights_keys", {})
+    names: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name not in tied:
+            names.setdefault(id(parameter), name)
+    parameters = {names.get(id(parameter), name): parameter for name, parameter in model.named_parameters()}
+    return parameters | {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
 def _note_conversions(model: Any) -> None:

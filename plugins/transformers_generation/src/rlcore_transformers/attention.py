@@ -15,7 +15,7 @@ from rlcore_transformers.cache import SlotCache
 
 
 class Attend(Protocol):
-    """The sequences that new tokens continue, as many tokens of each: attention of a layer's new tokens, and what else is kept."""
+    """Attention of a layer's new tokens, which continue sequences by equally many each; and what else these keep."""
 
     num_rows: int
     """Sequences."""
@@ -43,9 +43,7 @@ class PromptAttention:
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scores: Scores = PLAIN) -> Tensor:
         del layer
-        query, key, value = (
-            rows.unflatten(0, (self.num_rows, self.length)).transpose(1, 2) for rows in (query, key, value)
-        )
+        query, key, value = (rows.unflatten(0, (self.num_rows, self.length)).transpose(1, 2) for rows in (query, key, value))
         self.keys.append(key)
         self.values.append(value)
         mixed = padded_attention(query, key, value, scores)

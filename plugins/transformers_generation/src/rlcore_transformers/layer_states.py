@@ -43,9 +43,7 @@ def with_states(cache: Any, count: int, states: list[Tensor]) -> Any:
     """Return a copy of a cache of `count` sequences with these states in place of its own."""
     left = iter(states)
     copied = cache.__class__.__new__(cache.__class__)
-    copied.__dict__.update(
-        _mapped(vars(cache), lambda tensor: next(left) if tensor.ndim and len(tensor) == count else tensor)
-    )
+    copied.__dict__.update(_mapped(vars(cache), lambda tensor: next(left) if tensor.ndim and len(tensor) == count else tensor))
     return copied
 
 

@@ -37,7 +37,9 @@ def probe_packing(model: Any, device: torch.device, dtype: torch.dtype) -> None:
         if is_image_model(model.config.to_dict()) or not _passes_by_itself(model, device, dtype):
             raise
     if has_own_attention(model):
-        logger.warning("%s computes attention by itself, with all scores of a padded row for each sequence", type(model).__name__)
+        logger.warning(
+            "%s computes attention by itself, with all scores of a padded row for each sequence", type(model).__name__
+        )
 
 
 def _passes_by_itself(model: Any, device: torch.device, dtype: torch.dtype) -> bool:

@@ -8,7 +8,9 @@ _SHARED_LAYERS = {
     "layer_types": ["sliding_attention", "full_attention"] * 2,
     "num_kv_shared_layers": 2,
 }
+_UNSHARED = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "num_hidden_layers": 2}
 CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
+    "blt": {"encoder_hash_byte_group_vocab": 64, "encoder_hash_byte_group_size": [3, 4]},
     "cohere_compass_text": {
         "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
     },
@@ -19,13 +21,14 @@ CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "gemma3n_text": _SHARED_LAYERS,
     "gemma4_text": _SHARED_LAYERS,
-    "gemma4_assistant": {"text_config": {"model_type": "gemma4_text"}},
-    "gemma4_unified_assistant": {"text_config": {"model_type": "gemma4_unified_text"}},
     "gemma4_unified_text": _SHARED_LAYERS,
+    "gemma4_assistant": {"text_config": {"model_type": "gemma4_text", **_UNSHARED}},
+    "gemma4_unified_assistant": {"text_config": {"model_type": "gemma4_unified_text", **_UNSHARED}},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "hrm_text": {"num_key_value_heads": 4},
-    "lfm2": {"layer_types": ["conv", "full_attention"]},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "mamba2": {"num_heads": 8, "head_dim": 8},
     "qwen4_exp_text": {
         "indexer_n_heads": 16,
         "indexer_kv_heads": 1,
@@ -33,7 +36,13 @@ CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
         "indexer_budget": 8,
         "indexer_compress_ratio": 2,
     },
-    "reformer": {"axial_pos_embds_dim": [8, 24], "axial_pos_shape": [8, 16]},
+    "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "local"]},
+    "xlm": {"causal": True},
+    "zamba": {
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+    },
     "zaya": {"num_experts_per_tok": 1},
-    "mamba2": {"num_heads": 8, "head_dim": 8},
 }

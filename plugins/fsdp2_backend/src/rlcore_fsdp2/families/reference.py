@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcore.spi import LossInputs, LossOutput, LossSpec, OptimizerSpec, TokenBatch
+from rlcore.spi import LossInputs, LossOutput, LossSpec, ModelSpec, OptimizerSpec, TokenBatch
 
 OPTIMIZER = OptimizerSpec(learning_rate=0.1, eps=1.0, max_grad_norm=0.0)
 """With such an epsilon a first step of AdamW is nearly the gradient, so that weights after it show each gradient."""
@@ -43,13 +43,14 @@ def make_batch(highest: int) -> TokenBatch:
 
 
 class Reference:
-    """The model in `directory` as transformers computes and torch trains it."""
+    """A model as transformers computes and torch trains it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, model: ModelSpec) -> None:
         from transformers import AutoModelForCausalLM
 
-        kind = AutoModelForCausalLM
-        self._model: Any = kind.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+        options = {"dtype": torch.float32, "attn_implementation": "eager", "trust_remote_code": model.trust_remote_code}
+        self._model: Any = AutoModelForCausalLM.from_pretrained(model.path, **options).eval()
+        self.vocab_size: int = self._model.get_input_embeddings().weight.shape[0]
 
     def logprobs(self, batch: TokenBatch) -> Tensor:
         """float32 [T], 0.0 at the first token of each sequence."""
