@@ -23,6 +23,8 @@ IMAGE_MODELS = {
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
 }
 """Models of text and images by their model_type: their language model gets images as embeddings in place of tokens."""
+_UNTRAINED = {"reformer": "layers whose backward pass runs in training mode alone, where they draw random hashes"}
+"""Classes whose backward pass fails, by model_type: what a trial of the forward pass does not see."""
 EXPERT_STYLES = {"moe_tp_experts"}
 LAYOUT_STYLES = EXPERT_STYLES | {
     "colwise",
@@ -48,6 +50,8 @@ def decoder_problems(config: Mapping[str, Any], path: str, *, trust_remote_code:
         yield from malformed
         return
     yield from _class_problems(config, path, trust_remote_code)
+    if reason := _UNTRAINED.get(str(config.get("model_type"))):
+        yield Problem(path=path, found=reason, expected="layers with gradients in eval mode", remedy="Use another model")
     if is_image_model(config):
         return
     for key in TEXT_KEYS:

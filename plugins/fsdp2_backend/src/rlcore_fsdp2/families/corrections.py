@@ -44,5 +44,14 @@ CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
         "attention_hidden_size": 64,
         "attention_head_dim": 16,
     },
+    "xmod": {"default_language": "en_XX"},
+    "zamba2": {
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "hybrid_layer_ids": [1, 3],
+        "n_mamba_heads": 8,
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+    },
     "zaya": {"num_experts_per_tok": 1},
 }
