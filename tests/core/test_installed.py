@@ -1,11 +1,15 @@
 """Installed entry points and modules: of unreadable distributions, and of those that are found twice."""
 
+import os
 import sys
 import types
+from importlib import metadata
 
 import pytest
+from click.testing import CliRunner
 
-from rlcore.installed import installed_entry_points, is_installed
+from rlcore.cli.main import cli
+from rlcore.installed import DistributionError, installed_entry_points, is_installed
 from rlcore.registry.discovery import discover
 from rlcore.registry.selection import ChosenPlugin, load_chosen
 
@@ -82,3 +86,39 @@ def test_a_module_is_there_where_it_can_be_found_or_was_made_by_hand(monkeypatch
         name: is_installed(name) for name in ("json.decoder", "made_by_hand", "json.nothing", "os.path.nothing", "nothing", "")
     }
     assert [name for name, there in found.items() if there] == ["json.decoder", "made_by_hand"]
+
+
+@pytest.mark.parametrize("name", ["METADATA", "entry_points.txt"])
+@pytest.mark.parametrize("kind", ["a named pipe", "more bytes"])
+def test_a_file_of_a_distribution_that_does_not_end_is_named(installer, name, kind):
+    installer.trainer("odd", "acme-odd", "1.5")
+    file = installer.folder / "acme_odd-1.5.dist-info" / name
+    file.unlink()
+    if kind == "a named pipe":
+        os.mkfifo(file)
+    else:
+        file.touch()
+        os.truncate(file, 2**30)
+    with pytest.raises(DistributionError) as raised:
+        installed_entry_points()
+    assert str(raised.value).startswith(f"{file} is a pipe")
+    assert str(raised.value).endswith("Reinstall it")
+    result = CliRunner().invoke(cli, ["plugins"])
+    assert (result.exit_code, str(file) in result.stderr) == (3, True)
+
+
+def test_metadata_that_a_library_cannot_read_is_named(installer, monkeypatch):
+    """As transformers reads that of all packages while it is imported."""
+    installer.add("acme-odd", {})
+    (installer.folder / "acme_odd-1.0.dist-info" / "METADATA").write_bytes(bytes(range(128, 200)))
+
+    def read(*_, **__):
+        try:
+            return metadata.metadata("acme-odd")["Name"]
+        except UnicodeDecodeError as error:
+            raise RuntimeError("a library did not import") from error
+
+    monkeypatch.setattr("rlcore.registry.discovery.installed_entry_points", read)
+    result = CliRunner().invoke(cli, ["plugins"])
+    assert result.exit_code == 3
+    assert "METADATA of acme_odd 1.0 cannot be read: UnicodeDecodeError" in result.stderr

@@ -152,6 +152,8 @@ def test_tensors_of_a_device_come_back_from_pinned_blocks() -> None:
     del made
     for address in addresses:  # which are let go of: to do so again is an error
         assert int(torch.cuda.cudart().cudaHostUnregister(address)) != 0
+    with pytest.raises(torch.AcceleratorError):  # CUDA keeps the error for the next call
+        torch.zeros(1, device=device)
 
 
 def test_what_the_allocator_keeps_is_counted_used_or_not_without_pools_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:

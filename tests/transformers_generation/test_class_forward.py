@@ -94,7 +94,7 @@ def test_a_class_whose_attention_is_not_the_interfaces_computes_by_itself(
 
     directory = make_family(tmp_path / name, name, {**TRAINED[name], **options})
     whole = module.Scores
-    monkeypatch.setattr(module, "Scores", lambda **given: whole(**{key: each for key, each in given.items() if key != forgotten}))
+    monkeypatch.setattr(module, "Scores", lambda **given: whole(**{**given, forgotten: None}))
     backend = tools.make_backend(directory)
     assert BY_ITSELF in caplog.text
     prompts = tools.random_prompts([3, 9])

@@ -119,6 +119,21 @@ def test_allocators_outlive_their_engine(as_kept, monkeypatch):
     assert kept == ["allocator", "another"]
 
 
+@pytest.mark.parametrize(
+    ("module", "record"),
+    [
+        ("vllm.model_executor.model_loader.reload.layerwise", "LAYERWISE_INFO"),
+        ("vllm.model_executor.models.interfaces", "_language_model_by_module"),
+    ],
+)
+def test_vllms_records_of_modules_are_cleared(module, record):
+    record = getattr(pytest.importorskip(module), record)
+    layer = torch.nn.Linear(1, 1)
+    record[layer] = layer
+    versions.forget_layers()
+    assert len(record) == 0
+
+
 def test_a_compiled_model_is_let_go():
     """By torch's own register of hooks; the host's hooks stay."""
     from torch._dynamo import convert_frame

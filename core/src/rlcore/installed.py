@@ -10,6 +10,8 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, EntryPoint, EntryPoints
 from itertools import accumulate
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
+from traceback import walk_tb
 
 from attrs import frozen
 from packaging.requirements import InvalidRequirement, Requirement
@@ -21,6 +23,15 @@ CORE = "rlcore"
 FILE = "entry_points.txt"
 DISABLE_VARIABLE = "RLCORE_DISABLE_PLUGINS"
 """Environment variable with plugins to leave out, separated by commas: names, `role:name`s and names of distributions."""
+
+_MAX_BYTES = 16 * 2**20
+"""Most bytes of a file that describes a distribution."""
+
+
+class DistributionError(OSError):
+    """An installed distribution that no reader comes to the end of."""
+
+    exit_code = 3
 
 
 @frozen(kw_only=True)
@@ -34,7 +45,7 @@ class Installed:
 
 def installed_entry_points() -> Installed:
     """The entry points in groups of rlcore; where the file of one distribution cannot be read, those of all others. They are
-    read again when a folder on sys.path changes, as by an installer."""
+    read again when a folder on sys.path changes, as by an installer. DistributionError for named pipes and huge files."""
     return _read(tuple(map(_state_of, sys.path)), tuple(map(id, sys.meta_path)))
 
 
@@ -49,12 +60,39 @@ def _state_of(folder: str) -> tuple[int, ...]:
 
 @lru_cache(maxsize=8)
 def _read(_path: tuple[tuple[int, ...], ...], _finders: tuple[int, ...]) -> Installed:
+    if endless := [*filter(None, map(_endless, metadata.distributions()))]:
+        raise DistributionError("\n".join(endless))
     try:
         found = metadata.entry_points()
     except Exception:  # of whatever kind importlib's parser stumbles with, over the one malformed file of all that it reads
         return _one_by_one()
     groups = filter(_is_own, found.groups)
     return Installed(entry_points=EntryPoints(point for group in groups for point in found.select(group=group)))
+
+
+def _endless(distribution: Distribution) -> str:
+    """Return which file of a distribution is a named pipe, a device or too large; "" where none is."""
+    folder = getattr(distribution, "_path", None)
+    for file in (folder / "METADATA", folder / FILE) if isinstance(folder, Path) else ():
+        try:
+            status = file.stat()
+        except OSError:
+            continue
+        if not (S_ISREG(status.st_mode) or S_ISDIR(status.st_mode)) or status.st_size > _MAX_BYTES:
+            expected = f"a regular file of at most {_MAX_BYTES:,} bytes, which describes the package"
+            return (
+                f"{file} is a pipe or another endless file, or has {status.st_size:,} bytes; expected {expected}. Reinstall it"
+            )
+    return ""
+
+
+def metadata_faults(error: BaseException) -> list[str]:
+    """Return what is wrong with the METADATA of installed distributions, where reading one of them raised the error."""
+    trace = walk_tb(error.__traceback__)
+    if any(str(frame.f_globals.get("__name__")).startswith("importlib.metadata") for frame, _ in trace):
+        return [fault for one in metadata.distributions() if (fault := _described(one)[2])]
+    cause = error.__cause__ or error.__context__
+    return [] if cause is None else metadata_faults(cause)
 
 
 def _is_own(group: str) -> bool:

@@ -12,7 +12,8 @@ BAD = Outcome(model_type="odd", class_name="Odd", trainer="refused", trainer_rea
 def test_the_table_replaces_what_is_between_its_marks():
     page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
     once = written(page, [GOOD, BAD])
-    assert once.startswith("before\n") and once.endswith(f"{END}\nafter\n") and "old" not in once
+    assert (once.partition(BEGIN)[0], once.partition(END)[2]) == ("before\n", "\nafter\n")
+    assert "old" not in once
     assert "| llama | agrees | its description | agrees |  |" in once
     assert r"| odd | refused |  | refused | one \| two |" in once
     assert written(once, [GOOD, BAD]) == once
@@ -24,7 +25,5 @@ def test_a_page_without_marks_is_refused():
 
 
 def test_counts():
-    assert summary([GOOD, GOOD, BAD]) == (
-        "3 families, trainer and generator: 2 agrees and agrees, 1 refused and refused"
-    )
+    assert summary([GOOD, GOOD, BAD]) == ("3 families, trainer and generator: 2 agrees and agrees, 1 refused and refused")
     assert [outcome.is_sound for outcome in (GOOD, BAD, Outcome(model_type="a", class_name="A"))] == [True, True, False]

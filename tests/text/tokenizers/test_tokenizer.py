@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from rlcore.config.model import ModelConfig
 from rlcore.spi import DataError, ModelError
 from rlcore.thoughts import without_thoughts
+from rlcore_model_files.directory import model_problems
 from rlcore_text.tokenizers import hub_reach
 from rlcore_text.tokenizers.tokenizer import load_tokenizer
+from rlcore_torchkit.huggingface.companion_files import companion_names
 from rlcore_torchkit.testing.models import END_OF_TEXT, make_tokenizer
 
 
@@ -217,6 +219,35 @@ def test_prompts_begin_as_the_tokenizers_own_settings_say(directory):
     tokenizer = load(directory)
     assert tokenizer.prompt_prefix == (0,)
     assert 0 not in tokenizer.encode("12")
+
+
+@pytest.mark.parametrize(
+    ("settings", "config", "encoded"),
+    [
+        ({"tokenizer_class": "ByT5Tokenizer"}, {}, [100, 35, 101]),
+        ({}, {"tokenizer_class": "ByT5Tokenizer"}, [100, 35, 101]),
+        ({"tokenizer_class": "CanineTokenizer"}, {}, [97, 32, 98]),
+        ({"tokenizer_class": "PerceiverTokenizer"}, {}, [103, 38, 104]),
+        ({"tokenizer_class": "DiaTokenizer"}, {}, [97, 32, 98]),
+    ],
+)
+def test_a_class_without_a_vocabulary_is_a_tokenizer(tmp_path, settings, config, encoded):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    assert not {"no tokenizer"} & {problem.found for problem in model_problems(str(tmp_path))}
+    tokenizer = load(tmp_path)
+    assert tokenizer.encode("a b") == encoded
+    assert tokenizer.decode(np.array(encoded, np.int32)) == "a b"
+    assert "tokenizer_config.json" in list(companion_names(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["GPT2Tokenizer", "MyT5Tokenizer", "PreTrainedTokenizerFast", "NoSuchTokenizer", "Path", 3])
+def test_a_class_whose_vocabulary_is_not_there_is_none(tmp_path, name):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+    assert "no tokenizer" in {problem.found for problem in model_problems(str(tmp_path))}
+    if name == "MyT5Tokenizer":
+        (tmp_path / "byte_maps.json").write_text("{}")
+        assert "no tokenizer" not in {problem.found for problem in model_problems(str(tmp_path))}
 
 
 def test_a_directory_without_a_tokenizer(tmp_path):

@@ -47,8 +47,13 @@ def _judge(error: BaseException, ctx: click.Context) -> tuple[int, str]:
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted"
     # Imported here: what that imports takes long enough for a Ctrl-C, which nothing would report yet.
+    from rlcore.installed import DistributionError, metadata_faults
     from rlcore.registry.plugin_errors import message_of
 
+    if faults := metadata_faults(error):
+        return DistributionError.exit_code, "\n".join(faults)
+    if isinstance(error, DistributionError):
+        return error.exit_code, str(error)
     if isinstance(error, RlcoreError):
         return error.exit_code, f"{message_of(error)}{notes_of(error)}"
     return UNEXPECTED, f"{_unexpected(error, ctx)}{notes_of(error)}"

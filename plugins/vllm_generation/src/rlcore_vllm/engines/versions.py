@@ -384,11 +384,12 @@ def keep_allocators() -> None:
 
 
 def forget_layers() -> None:
-    """Clear the records of vLLM's layerwise reload after an engine's end: they refer to the layers, and would keep the
-    weights."""
-    layerwise = sys.modules.get("vllm.model_executor.model_loader.reload.layerwise")
-    if layerwise is not None:
-        layerwise.LAYERWISE_INFO.clear()
+    """Clear vLLM's records of modules after an engine's end: they would keep the weights and the cache."""
+    for module, modules in {
+        "vllm.model_executor.model_loader.reload.layerwise": "LAYERWISE_INFO",
+        "vllm.model_executor.models.interfaces": "_language_model_by_module",  # refers to a model of images until 0.26
+    }.items():
+        getattr(sys.modules.get(module), modules, {}).clear()
 
 
 def forget_compiled() -> None:
