@@ -18,6 +18,8 @@ from rlcore_transformers.class_forward import ClassDecoder
 
 GENERATED = {**TRAINED, **OWN_ATTENTION}
 BY_ITSELF = "computes attention by itself"
+TOLERANCES = {"nemotron_h": 1e-3}
+"""Of states that many products round, where it is not 1e-4."""
 
 
 @pytest.fixture(scope="module", params=GENERATED)
@@ -41,14 +43,15 @@ def test_log_probabilities_are_those_of_a_plain_forward_pass(tools, family):
     limits = [14, 3, 9, 12, 6]
     result = backend.generate(tools.make_request(prompts, max_tokens=limits, temperature=1.0))
     assert [len(tokens) for tokens in tools.split(result)] == limits
-    assert_logprobs(tools, family, prompts, result, 1e-4)
+    tolerance = TOLERANCES.get(family.name, 1e-4)
+    assert_logprobs(tools, family, prompts, result, tolerance)
     weights = {name: tensor * 1.05 for name, tensor in tools.checkpoint_tensors(family).items()}
     digests = tools.refit(backend, tools.make_export(weights, version=1))
     assert digests == {name: tools.digest_of(tensor) for name, tensor in weights.items()}
     after = backend.generate(tools.make_request(prompts, max_tokens=limits, version=1))
     assert not np.allclose(after.logprobs[: limits[0]], result.logprobs[: limits[0]], atol=1e-3)
     moved = make_changed(family, weights)
-    assert_logprobs(tools, moved, prompts, after, 1e-4)
+    assert_logprobs(tools, moved, prompts, after, tolerance)
 
 
 def make_changed(family, weights):

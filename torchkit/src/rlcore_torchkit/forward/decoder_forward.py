@@ -135,7 +135,7 @@ def _stored_logits(
 ) -> tuple[Tensor, Tensor | None]:
     """HeadLogprobs [R] of a head with a bias: some rows of logits at a time, computed again for the backward. Without a model
     `hidden` are logits."""
-    head = nn.Identity() if model is None else model.get_output_embeddings()
+    head: Any = nn.Identity() if model is None else model.get_output_embeddings()
     chunk = chunk_rows(hidden.device.type, hidden.shape[1] if model is None else head.weight.shape[0])
     parts = [
         checkpoint(_chunk, head, scale, cap, temperature, states, chosen, mask, use_reentrant=False)
