@@ -47,7 +47,7 @@ def has_own_attention(model: Any) -> bool:
 def use_own_attention(model: Any) -> None:
     """Make a transformers model compute by its class's own attention and masks."""
     model.set_attn_implementation("eager")
-    model.config._attn_implementation = "eager"  # of a class that ignores the call
+    model.config.update({"_attn_implementation": "eager"})  # of a class that ignores the call
 
 
 def use_own_logits(model: Any) -> None:
