@@ -92,7 +92,8 @@ def test_layers_with_a_gated_delta_net_are_those_of_that_kind() -> None:
     assert dims.delta.channels == 2 * 16 + 24
     assert dims.delta.rows == 56 + 24 + 2 * 4
     assert dims.delta.num_parameters(64) == 64 * (88 + 24) + 56 * 4
-    for plain in (MODEL, MODEL | DELTA | {"layer_types": ["full_attention"] * 8}):
+    kinds = MODEL | DELTA | {"layer_types": ["full_attention"] * 8}
+    for plain in (MODEL, kinds, MODEL | DELTA | {"linear_key_head_dim": None}):
         assert getattr(ModelDims.of(plain), "delta", 0) is None
 
 

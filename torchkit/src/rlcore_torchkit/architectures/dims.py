@@ -7,6 +7,14 @@ from typing import Any
 from attrs import evolve, frozen
 
 ESSENTIAL = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+DELTA_KEYS = {
+    "num_key_heads": "num_key_heads",
+    "num_value_heads": "num_value_heads",
+    "key_width": "key_head_dim",
+    "value_width": "value_head_dim",
+    "kernel": "conv_kernel_dim",
+}
+"""Sizes of gated delta nets, and the ends of their keys in config.json."""
 
 
 @frozen(kw_only=True)
@@ -69,16 +77,9 @@ class DeltaDims:
 
     @classmethod
     def of(cls, model: Mapping[str, Any]) -> "DeltaDims | None":
-        """The sizes in the content of config.json; None where it names none."""
-        if not model.get("linear_num_key_heads"):
-            return None
-        return cls(
-            num_key_heads=model["linear_num_key_heads"],
-            num_value_heads=model["linear_num_value_heads"],
-            key_width=model["linear_key_head_dim"],
-            value_width=model["linear_value_head_dim"],
-            kernel=model["linear_conv_kernel_dim"],
-        )
+        """The sizes in the content of config.json; None where one is missing."""
+        sizes: dict[str, Any] = {ours: model.get(f"linear_{theirs}") for ours, theirs in DELTA_KEYS.items()}
+        return cls(**sizes) if all(type(size) is int for size in sizes.values()) else None
 
 
 @frozen(kw_only=True)
