@@ -24,7 +24,7 @@ DISABLE_VARIABLE = "RLCORE_DISABLE_PLUGINS"
 
 
 @frozen(kw_only=True)
-class Installed:
+class InstalledEntryPoints:
     """The entry points of rlcore's groups that are installed."""
 
     entry_points: EntryPoints
@@ -32,7 +32,7 @@ class Installed:
     """A line for each distribution whose entry points cannot be read."""
 
 
-def installed_entry_points() -> Installed:
+def installed_entry_points() -> InstalledEntryPoints:
     """The entry points in groups of rlcore; where the file of one distribution cannot be read, those of all others. They are
     read again when a folder on sys.path changes, as by an installer."""
     return _read(tuple(map(_state_of, sys.path)), tuple(map(id, sys.meta_path)))
@@ -48,13 +48,13 @@ def _state_of(folder: str) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=8)
-def _read(_path: tuple[tuple[int, ...], ...], _finders: tuple[int, ...]) -> Installed:
+def _read(_path: tuple[tuple[int, ...], ...], _finders: tuple[int, ...]) -> InstalledEntryPoints:
     try:
         found = metadata.entry_points()
     except Exception:  # of whatever kind importlib's parser stumbles with, over the one malformed file of all that it reads
         return _one_by_one()
     groups = filter(_is_own, found.groups)
-    return Installed(entry_points=EntryPoints(point for group in groups for point in found.select(group=group)))
+    return InstalledEntryPoints(entry_points=EntryPoints(point for group in groups for point in found.select(group=group)))
 
 
 def _is_own(group: str) -> bool:
@@ -103,7 +103,7 @@ def distribution_of(entry_point: EntryPoint) -> tuple[str, str]:
     return ("unknown", "unknown") if entry_point.dist is None else _described(entry_point.dist)[:2]
 
 
-def _one_by_one() -> Installed:
+def _one_by_one() -> InstalledEntryPoints:
     seen: set[str] = set()
     points: list[EntryPoint] = []
     warnings: list[str] = []
@@ -119,7 +119,7 @@ def _one_by_one() -> Installed:
             warnings.append(
                 f"{where} cannot be read, so that none of its plugins is known: {_malformation(distribution, error)}"
             )
-    return Installed(entry_points=EntryPoints(points), warnings=tuple(warnings))
+    return InstalledEntryPoints(entry_points=EntryPoints(points), warnings=tuple(warnings))
 
 
 def _malformation(distribution: Distribution, error: Exception) -> str:

@@ -110,19 +110,19 @@ class Saver(Protocol):
 
 
 def always() -> bool:
-    """Go on whatever happens: for what no signal shortens."""
+    """Return True: nothing interrupts the work."""
     return True
 
 
 class Source(ABC):
-    """Brings the samples of each step."""
+    """Provides the samples of each step."""
 
     generates: ClassVar[bool] = False
     """True where the generator makes the samples, so that it needs the new weights after each step."""
 
     @abstractmethod
     def sample(self, step: int, weight_version: int, may_go_on: Callable[[], bool] = always) -> spi.RolloutBatch | None:
-        """The samples of step `step`, counted from 1; None where `may_go_on` turned False before they were there."""
+        """Return the samples of step `step`, counted from 1; None where `may_go_on` turned False before they were complete."""
 
     @contextmanager
     def interruptible(self, guard: InterruptGuard) -> Iterator[Callable[[], bool]]:  # noqa: ARG002 - a signal ends it at once
@@ -136,15 +136,15 @@ class Source(ABC):
         """The last samples were trained on."""
 
     def pause(self) -> None:  # noqa: B027 - only what overlaps with training goes on by itself
-        """Stop what generates in the background, until the next samples are wanted. Raises what it raised."""
+        """Stop generating in the background until the next `sample`. Raises an error of the background's."""
 
     @property
     def has_failed(self) -> bool:
-        """Return whether something has that the next `sample` raises: the generator's weights may count no longer."""
+        """Return whether the next `sample` raises an error: the generator's weights may be invalid."""
         return False
 
     def generating_s(self) -> float | None:
-        """Seconds since `sample` was called in which samples were generated; None where that is not known, or nothing is."""
+        """Return the seconds of generation since the last `sample`; None where they are unknown or nothing generates."""
         return None
 
     @contextmanager
@@ -153,14 +153,14 @@ class Source(ABC):
         yield
 
     def make_way(self) -> None:  # noqa: B027 - likewise
-        """The weights are about to change: pause, unless the generator takes them in flight."""
+        """Pause before the weights change, unless the generator takes them in flight."""
 
     def state(self) -> bytes | None:
-        """Return its state for a checkpoint, while it is paused; None where all follows from the step."""
+        """Return the paused source's state for a checkpoint; None where the step number determines everything."""
         return None
 
     def close(self) -> None:  # noqa: B027 - likewise
-        """End what is under way."""
+        """End all work."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -230,23 +230,23 @@ class MetricsTo(LoopObserver):
 
 
 def nothing() -> None:
-    """Nothing else has to move."""
+    """Do nothing."""
 
 
 class WeightSync:
-    """The generator of a run, as the loop moves it: this class is that of a run in which nothing generates."""
+    """Moves weights and memory between trainer and generator. This base class is for runs without a generator."""
 
     def to_training(self) -> None:
         """Move trainer and generator to where the trainer can work."""
 
     def make_room_to_save(self) -> None:
-        """Bring back what of trainer or critic is away, since saving reads it."""
+        """Load trainer and critic back onto the device, since saving reads them."""
 
     def forget(self) -> None:
-        """The generator's weights count no longer, such as after an error."""
+        """Mark the generator's weights as invalid, such as after an error."""
 
     def refit(self, weight_version: int, *, before_change: Callable[[], None] = nothing) -> None:
-        """Bring the generator to these weights; `before_change` is called first where it holds others."""
+        """Bring the generator to these weights. If it holds others, call `before_change` first."""
 
     def generating(
         self,

@@ -152,10 +152,10 @@ OPTIONAL_TRAINER_HOOKS = ("get_values",)
 
 class TrainerSpec(Protocol):
     """The hooks of a trainer. A backend implements them with `rlcore.spi.hookimpl`, in exactly these signatures. It may leave
-    out get_values, where it does not declare the capability `value_head`: what then happens is written here.
+    out get_values if it lacks the capability `value_head`. The body here is what then happens.
 
-    A trainer built with `context.head = "value"` has no distribution over tokens: the core asks it for no get_logprobs,
-    entropy, reference or routing, and one built with "tokens" for no get_values.
+    A trainer built with `context.head = "value"` has no distribution over tokens. The core asks it for no get_logprobs,
+    entropy, reference or routing. It asks a trainer built with "tokens" for no get_values.
 
     A NaN or infinite loss or gradient raises NonFiniteError and leaves weights, optimizer and version as they were.
     """
