@@ -179,43 +179,43 @@ class TrainedStep:
 class LoopObserver:
     """Follows a run: each method is an event of the loop, in the driver's thread. An observer overrides those that it needs.
 
-    What an event raises ends the run as an error of the loop does.
+    An error that an event raises ends the run, as an error of the loop does.
     """
 
-    def begins(self, step: int) -> None:
-        """The loop begins behind `step`, which is above 0 for a resumed run."""
+    def on_start(self, step: int) -> None:
+        """The loop starts after `step`, which is above 0 for a resumed run."""
 
-    def measure(self, step: int, weight_version: int) -> Mapping[str, float]:  # noqa: ARG002 - most measure nothing
-        """Figures of the weights after `step` that belong to the step's metrics, or none; called at 0 too."""
+    def on_measure(self, step: int, weight_version: int) -> Mapping[str, float]:  # noqa: ARG002 - most measure nothing
+        """Return metrics of the weights after `step`, for the step's line of metrics; called at 0 too."""
         return {}
 
-    def trained(self, step: TrainedStep) -> Mapping[str, float]:  # noqa: ARG002 - likewise
-        """The updates of a step are made, and the step does not count yet. Return figures of it."""
+    def on_step_trained(self, step: TrainedStep) -> Mapping[str, float]:  # noqa: ARG002 - likewise
+        """The updates of a step are made, and the step does not count yet. Return metrics of it."""
         return {}
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics of a step are complete."""
 
-    def checkpoint_saved(self, step: int, export: Callable[[Path], Path]) -> None:
+    def on_checkpoint_saved(self, step: int, export: Callable[[Path], Path]) -> None:
         """The checkpoint of `step` is on disk. A run that is resumed from it repeats the event, once or twice.
 
-        `export` writes the model in the Hugging Face format to a directory, which it returns. No interrupt ends this event."""
+        `export` writes the model to a directory in the Hugging Face format, and returns it. No interrupt ends this event."""
 
-    def between_steps(self) -> None:
-        """No step is under way: the observer may wait, which an interrupt ends."""
+    def on_idle(self) -> None:
+        """No step is running: the observer may wait; an interrupt ends the wait."""
 
-    def ends(self) -> None:
-        """The last step is done: the observer may wait, likewise."""
+    def on_last_step(self) -> None:
+        """The last step is done: the observer may wait, as in `on_idle`."""
 
-    def close(self) -> None:
-        """The loop is over, by its last step or an error: end what is under way."""
+    def on_close(self) -> None:
+        """The loop is over, by its last step or an error: end all work."""
 
-    def completes(self, summary: Mapping[str, object]) -> None:
-        """The model is exported, `summary` is in summary.json, and the sinks are closed. An error ends the run, and a run that
-        is resumed repeats the event."""
+    def on_export(self, summary: Mapping[str, object]) -> None:
+        """The model is exported, `summary` is in summary.json, and the sinks are closed. After an error a resumed run repeats
+        the event."""
 
-    def completed(self, summary: Mapping[str, object]) -> None:
-        """The run is complete, whatever becomes of this."""
+    def on_complete(self, summary: Mapping[str, object]) -> None:
+        """The run is complete, and stays so after an error of this event."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -224,7 +224,7 @@ class MetricsTo(LoopObserver):
 
     write: Callable[[int, Mapping[str, float]], None]
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
         """See LoopObserver."""
         self.write(step, metrics)
 
