@@ -135,9 +135,9 @@ class ExportWeightsRequest:
     max_bucket_bytes: int
     """A bucket holds at most this much, or one tensor that is larger."""
     adapters: Literal["merged", "apart", "alone"] = "merged"
-    """How a trainer of adapters sends them: "merged" into the weights; "apart", the model's own weights and behind them
-    A and B of every adapter, by a layer's name with `lora_A.weight` and `lora_B.weight`; or "alone", A and B without the
-    weights, which have not changed since they were sent "apart". All but "merged" need the capability `adapter_refit`."""
+    """How a trainer of adapters exports them. "merged": in the weights. "apart": the base weights, then A and B of every
+    adapter, as a layer's name with `lora_A.weight` and `lora_B.weight`. "alone": only A and B, since the base weights have not
+    changed since "apart". The last two need the capability `adapter_refit`."""
     sharded: bool = False
     """True where ranks send the parts that they hold, as WeightExport.shards says, and yield no buckets. Needs the capability
     of a channel that is `sharded`."""
