@@ -73,7 +73,7 @@ Offload: TypeAlias = Literal["none", "state", "all"]
 
 @frozen(kw_only=True)
 class CriticConfig:
-    """`[critic]`: the critic of an algorithm such as PPO, which predicts returns. It uses the policy's trainer, layout,
+    """`[critic]`: the value model of actor-critic algorithms, which predicts returns. It uses the policy's trainer, layout,
     schedule, processes and devices. All of its weights train, with or without [lora]. Keys default to those of [optimizer]."""
 
     path: Annotated[str, not_empty("Leave the key out for the policy's own model."), KNOWN_HOME] | None = None

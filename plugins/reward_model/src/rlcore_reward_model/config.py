@@ -9,8 +9,8 @@ from rlcore.schema.constraints import Finite, PathText, Positive, at_least
 
 @frozen(kw_only=True)
 class RewardConfig:
-    """A reward model of pairs of a chosen and a rejected answer, after Bradley and Terry (arXiv:2009.01325, section 3.4): the
-    model's value r at the last token is to be higher for the chosen one."""
+    """A reward model of pairs of a chosen and a rejected answer, after Bradley and Terry (arXiv:2009.01325, section 3.4). It
+    raises the model's value r at the chosen answer's last token above that of the rejected one."""
 
     center_rewards_coefficient: Annotated[float, at_least(0)] = 0.0
     """Weight of an extra loss, the mean of (r_chosen + r_rejected)^2, which keeps rewards around 0 (arXiv:2312.09244). Without

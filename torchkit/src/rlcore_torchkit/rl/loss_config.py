@@ -54,7 +54,7 @@ class LossConfig:
     sapo_temperature_positive: Annotated[float, above(0)] = 1.0
     """With `objective = "sapo"`: how fast a token of positive advantage fades out as its ratio leaves 1."""
     sapo_temperature_negative: Annotated[float, above(0)] = 1.05
-    """The same for a token of negative advantage."""
+    """With `objective = "sapo"`: how fast a token of negative advantage fades out."""
     vespo_power_positive: Annotated[float, at_least(0)] = 2.0
     """With `objective = "vespo"`: the power k of the sequence's ratio w in the kernel w^k exp(λ (1 - w)), at advantages of at
     least 0."""
