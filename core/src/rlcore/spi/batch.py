@@ -269,7 +269,7 @@ class TokenBatch(PackedTokens):
         )
 
     def read_only(self) -> "TokenBatch":
-        """This batch with views of its arrays that nobody can write to."""
+        """Return the batch with read-only views of its arrays."""
         mask = self.sampling_mask
         return evolve(
             self,
@@ -282,7 +282,7 @@ class TokenBatch(PackedTokens):
         )
 
     def with_token_column(self, name: str, column: AnyArray) -> "TokenBatch":
-        """This batch with one more, or another, per-token column [T, ...]."""
+        """Return the batch with an added or replaced per-token column [T, ...]."""
         return evolve(self, token_columns={**self.token_columns, name: column})
 
 

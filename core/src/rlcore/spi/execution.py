@@ -171,7 +171,7 @@ class WeightRoute(Protocol):
     """The way from trainer to generator."""
 
     def sync_weights(self, order: "RefitCommand") -> "Refitted":
-        """One attempt. Raises RefitError or WorkerError where a generator does not hold what the trainer exported."""
+        """Try a refit once. Raises RefitError or WorkerError where a generator does not hold what the trainer exported."""
 
 
 @frozen(kw_only=True)

@@ -24,7 +24,7 @@ from rlcore.spi.weights import Delta, DtypeName, WeightExport
 
 @frozen(kw_only=True)
 class TrainerLayout:
-    """How the trainer's ranks divide the data; the attribute `layout` of every trainer backend."""
+    """The division of data among the trainer's ranks; the attribute `layout` of every trainer backend."""
 
     data_parallel_rank: int = 0
     data_parallel_size: int = 1

@@ -32,7 +32,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 class Sender(ChannelSender):
-    """One file a bucket, written under another name first and removed once every receiver has loaded it."""
+    """Sends each bucket as a file, written under another name first and removed once every receiver has loaded it."""
 
     num_slots = 2
 

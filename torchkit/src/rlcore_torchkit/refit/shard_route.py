@@ -1,4 +1,4 @@
-"""One rank's end of a route: the plan of what it sends or takes, in windows, and the group by which it does."""
+"""One rank's end of a route: its plan of what to send or take, in windows, and its process group."""
 
 import hashlib
 from collections import defaultdict

@@ -222,7 +222,7 @@ class ShardTransfer:
     def _taken(
         self, bucket: Bucket, message: Tensor, dtypes: Mapping[str, torch.dtype], wanted: Mapping[ShardSlice, Tensor]
     ) -> TransferStats | None:
-        """None, and nothing taken, where the bucket is not as it was sent."""
+        """Take a bucket; None, and nothing taken, if it differs from the one that was sent."""
         changed = frozenset(piece.wanted for piece in bucket.pieces)
         if len(message) < bucket.num_bytes:
             before = bucket.packed(dtypes, lambda piece: wanted[piece.wanted][piece.box.within(piece.wanted)], self.device)

@@ -84,7 +84,7 @@ class MinibatchTrainer(ABC):
     def train_step(
         self, minibatch: Minibatch, loss: spi.LossSpec, weight_version: int, *, bounds: Mapping[str, float], logprobs: bool
     ) -> tuple[spi.TrainStepResult, Float32Array | None]:
-        """One optimizer step on the minibatch, and its log-probabilities where asked for."""
+        """Make one optimizer step on the minibatch. Return its log-probabilities where asked for."""
         request = spi.TrainStepRequest(
             microbatches=(),
             counts=minibatch.counts,
@@ -125,7 +125,7 @@ class CutMinibatch:
     microbatches: tuple[spi.TokenBatch, ...]
 
     def with_column(self, name: str, values: Iterator[Float32Array]) -> "CutMinibatch":
-        """One more token column; `values` returns that of each microbatch in turn."""
+        """Add a token column; `values` returns that of each microbatch in turn."""
         return evolve(self, microbatches=tuple(one.with_token_column(name, next(values)) for one in self.microbatches))
 
 
@@ -182,7 +182,7 @@ class InProcessGenerator(InProcessGroup[GeneratorHandle]):
     """Its one engine either holds weights, or the generation has failed."""
 
     def take_restarts(self) -> int:
-        """None comes back beside others."""
+        """Return 0: the one engine never restarts by itself."""
         return 0
 
     def stream(self, feed: ResponseFeed, weight_version: int) -> None:

@@ -112,7 +112,7 @@ def _generate_wave(generator: GeneratorHandle, feed: DecodedFeed, request: Gener
 
 
 def _select(result: GenerateResult, samples: Int64Array) -> GenerateResult:
-    """Some samples of a result, int64 [M]."""
+    """Select samples of a result, int64 [M]."""
     routed, mask = result.routed_experts, result.sampling_mask
     return GenerateResult(
         tokens=take_rows(result.tokens, result.offsets, samples),

@@ -14,7 +14,7 @@ from rlcore.spi.execution import TrainerGroup
 
 
 def step_metrics(result: TrainStepResult) -> dict[str, float]:
-    """All figures of an update by their names in metrics.jsonl."""
+    """Return all metrics of an update by their names in metrics.jsonl."""
     own = {"loss": result.loss, "grad_norm": result.grad_norm, "learning_rate": result.learning_rate}
     return {**own, **result.metrics}
 
