@@ -30,7 +30,6 @@ RUN_BY = {
 }
 """Which test runs the Python of a document, or of all in a folder."""
 NOT_RUN = {
-    ("README.md", "import rlcore"): "the first lines of the README: docs/python.md has the whole program, which is run",
     (
         "docs/agents.md",
         "async def run",
