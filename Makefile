@@ -12,6 +12,7 @@
 # make docs   write docs/config.md, docs/spi.md, tables of packages and the interface's snapshot anew, then build the site
 # make site   the documentation as a web site, in build/site; strict: a warning fails
 # make dist   wheels and source distributions of all packages, and their digests, in dist (DIST=...)
+# make try-dist   rlcore[laptop] from dist in a new environment, where README's lines that train run (TORCH=... names the build)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -33,6 +34,7 @@ PYTEST_FLAGS ?= -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 BIN := $(VENV)/bin
 CORE_VENV ?= .venv-core
+TRY_VENV ?= .venv-try
 # Those of the inner ring, and of the loop on fakes.
 CORE_TESTS ?= $(addprefix tests/core/,config registry schema spi) \
 	$(addprefix tests/core/run/,execution report synchronous train_step) \
@@ -53,7 +55,7 @@ PIP := $(BIN)/pip $(INSTALL)
 export PYTHONDONTWRITEBYTECODE :=
 export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/bytecode
 
-.PHONY: demo test test-all test-changed test-core lint lint-format lint-types lint-imports lint-dependencies oracle kills chaos mutants docs site dist setup setup-dev clean
+.PHONY: demo test test-all test-changed test-core lint lint-format lint-types lint-imports lint-dependencies oracle kills chaos mutants docs site dist try-dist setup setup-dev clean
 
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
@@ -169,11 +171,20 @@ site: $(VENV)-docs/.installed
 
 $(VENV)-dist/.installed: Makefile
 	$(PYTHON) -m venv $(VENV)-dist
-	$(VENV)-dist/bin/pip $(INSTALL) hatchling==1.33.0
+	$(VENV)-dist/bin/pip $(INSTALL) hatchling==1.33.0 twine==7.0.0
 	touch $@
 
 dist: $(VENV)-dist/.installed
 	$(VENV)-dist/bin/python release/build.py $(DIST)
+	$(VENV)-dist/bin/twine check --strict $(DIST)/*.whl $(DIST)/*.tar.gz
+
+# After `dist`, where both are asked for. torch comes first, as in `setup`.
+try-dist: $(filter dist,$(MAKECMDGOALS))
+	$(PYTHON) -m venv --clear $(TRY_VENV)
+	$(TRY_VENV)/bin/pip $(INSTALL) $(TORCH)
+	$(TRY_VENV)/bin/pip $(INSTALL) --find-links $(DIST) 'rlcore[laptop]'
+	$(TRY_VENV)/bin/rlcore doctor
+	$(TRY_VENV)/bin/python release/first_run.py $(TRY_VENV)/first-run
 
 clean:
-	rm -rf $(VENV) $(VENV)-docs $(VENV)-dist $(CORE_VENV) build dist runs
+	rm -rf $(VENV) $(VENV)-docs $(VENV)-dist $(CORE_VENV) $(TRY_VENV) build dist runs

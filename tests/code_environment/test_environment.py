@@ -27,10 +27,12 @@ def observation(row=ROW, **options):
     return asyncio.run(environment(**options).reset(row, 0)).observation
 
 
-def step(response, **options):
+def step(response, *, begins_in_thought=False, **options):
     async def episode():
         played = environment(**options)
-        turn = Turn(text=response, tokens=np.zeros(1, np.int32), finish_reason=FinishReason.STOP)
+        turn = Turn(
+            text=response, tokens=np.zeros(1, np.int32), finish_reason=FinishReason.STOP, begins_in_thought=begins_in_thought
+        )
         return await played.step((await played.reset(ROW, 0)).state, turn)
 
     return asyncio.run(episode())
@@ -63,6 +65,7 @@ def test_a_response_without_a_block_is_no_answer():
     result = step("def f(n): return n", partial_credit=0.5)
     assert (result.reward, result.success, result.metrics) == (0.0, False, {"answered": 0.0})
     assert step("```\ndef f(n): return n\n```", thought_in_prompt=True).metrics == {"answered": 0.0}
+    assert step("```\ndef f(n): return n\n```", begins_in_thought=True).metrics == {"answered": 0.0}
 
 
 def test_what_is_wrong_is_told():

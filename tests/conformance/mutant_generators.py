@@ -102,6 +102,13 @@ class TopPWithoutTheTokenThatReachesIt(ChangedModule):
 
 
 @killed_by(LOGPROBS)
+class TopPIgnoredAtTemperatureOne(ChangedRequest):
+    def changed(self, request):
+        sampling = request.sampling
+        return evolve(request, sampling=evolve(sampling, top_p=1.0)) if sampling.temperature == 1.0 else request
+
+
+@killed_by(LOGPROBS)
 class TopPBeforeTopK(ChangedModule):
     def my_truncate(self, values, sampling):
         by_mass = self.original["truncate"](values, evolve(sampling, top_k=0))
@@ -279,6 +286,14 @@ class StopStringsIgnored(ChangedRequest):
 class StopStringsOnlyInsideOneToken(FakeGenerator):
     def stopped(self, tokens, sampling):
         return super().stopped(tokens[:, -1:], sampling)
+
+
+@killed_by("test_stop_strings_end_a_sample")
+class StopStringsCompletedWithoutALogprob(ChangedResult):
+    def changed(self, request, result):
+        completes = result.offsets[1:][result.finish_reasons == FinishReason.STOP] - 1
+        is_wrong = np.isin(np.arange(len(result.tokens)), completes) & bool(request.sampling.stop_strings)
+        return evolve(result, logprobs=np.where(is_wrong, 0.0, result.logprobs).astype(np.float32))
 
 
 @killed_by("test_stop_strings_end_long_samples")
@@ -662,6 +677,31 @@ class LastTwentyTokensTooCool(ChangedChoice):
 @killed_by(MANY)
 class TwentyTokensInTheMiddleTooHot(LastTwentyTokensTooCool):
     first, end, share = 30, 50, 1.1
+
+
+@killed_by("test_stop_tokens_are_sampled_as_often_as_the_model_says")
+class StopTokensFavoured(ChangedChoice):
+    bonus, most_tokens = 0.3, 1000
+
+    def begin(self, request):
+        self.number, self.stops = 0, list(request.sampling.stop_token_ids)
+        return super().begin(request)
+
+    def changed(self, values, asked, sampling):
+        self.number += 1
+        favoured = values.copy()
+        favoured[:, self.stops] += self.bonus if self.number <= self.most_tokens else 0.0
+        return favoured, sampling
+
+
+@killed_by("test_stop_tokens_are_sampled_as_often_as_the_model_says")
+class StopTokensPenalised(StopTokensFavoured):
+    bonus = -0.3
+
+
+@killed_by("test_stop_tokens_are_sampled_as_often_as_the_model_says")
+class OneTokenAtLeastHidden(StopTokensFavoured):
+    bonus, most_tokens = -1e9, 1
 
 
 @killed_by(MANY)

@@ -5,6 +5,7 @@ import html
 import json
 import re
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -88,6 +89,18 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
     },
     "base64 within": lambda key: base64.b64encode(f"u:{key} and more".encode()).decode(),
     "base64 of addresses": lambda key: base64.urlsafe_b64encode(key.encode()).decode(),
+    **{
+        f"base64 of {kind}": lambda key, write=write: write(base64.encodebytes(f"{'user:' * 11}{key}".encode()).decode())  # type: ignore[misc]
+        for kind, write in (
+            ("76 columns", str),
+            ("76 columns in a table", lambda text: text.replace("\n", "\r\n\t  ")),
+            ("76 columns in JSON", json.dumps),
+            ("76 columns in JSON twice", lambda text: json.dumps(json.dumps(text))),
+            ("76 columns with percent", lambda text: quote(text, safe="")),
+            ("lines of 10", lambda text: "\n".join(re.findall(".{1,10}", text))),
+        )
+    },
+    "hexadecimal in lines": lambda key: "\n".join(re.findall(".{1,7}", key.encode().hex())),
     "base64 with percent": lambda key: quote(base64.b64encode(key.encode()).decode(), safe=""),
 }
 
@@ -101,7 +114,9 @@ def test_no_spelling_of_a_known_secret_shows_a_part_of_it(key: str, spelling: st
     shown = masked(f"endpoint said {written} of it")
     left = re.sub("^endpoint said |of it$", "", shown).replace("***", "")
     assert "***" in shown
-    assert len(left) <= (20 if spelling == "base64 within" else 7), "quotes, and what stood around it"
+    assert len(left) <= (20 if spelling == "base64 within" else 12 if "76" in spelling else 7), (
+        "quotes, and what stood around it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -446,3 +461,14 @@ def test_others_programs_get_what_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("text", ["cannot reach the login node07 of the cluster", "the login page2", "must login 2nd time"])
 def test_sentences_of_logins_stay(text: str) -> None:
     assert masked(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["A\n" * 50_000, "A" * 100_000, "A\\" * 50_000, "%25" * 30_000, "A%0A" * 30_000, "\n" * 100_000, "A\\\\\\n" * 20_000],
+)
+def test_lines_take_time_in_proportion_to_a_text(text: str) -> None:
+    keep_secret("abcdefgh12345678")
+    began = time.thread_time()
+    masked(text)
+    assert time.thread_time() - began < 2.0

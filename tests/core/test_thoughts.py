@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from rlcore.thoughts import without_thoughts
+from rlcore.thoughts import MARK_TOKENS, opened_thought, without_thoughts
 
 MARKS = [
     *(("<think>", "</think>"), ("<thinking>", "</thinking>"), ("<thought>", "</thought>"), ("<reasoning>", "</reasoning>")),
@@ -22,6 +22,15 @@ def test_thoughts_of_all_forms_are_left_out(begin: str, end: str) -> None:
     assert without_thoughts(f"{begin}one{end}two") == "two"
     assert without_thoughts(f"{begin}one") == ""
     assert without_thoughts(f"one{end}two") == "two"
+
+
+@pytest.mark.parametrize(("begin", "end"), MARKS)
+def test_a_prompt_that_ends_in_a_mark_begins_a_thought(begin: str, end: str) -> None:
+    for prompt in (begin, f"User: 2?\nAssistant: {begin}\n", f"{begin}one{end}two{begin}"):
+        assert opened_thought(prompt) == begin.removesuffix("thought\n").rstrip("\n")
+    for prompt in ("", "two", end, f"{begin}{end}\n\n", f"{begin}one", f"Think within {begin} and {end}"):
+        assert opened_thought(prompt) == ""
+    assert len(begin) < MARK_TOKENS
 
 
 @pytest.mark.parametrize(

@@ -36,12 +36,26 @@ def environment(config=SMALL):
     return ArithmeticEnvironment(EnvironmentContext(seed=0), config)
 
 
-def turn(text):
-    return Turn(text=text, tokens=np.zeros(1, np.int32), finish_reason=FinishReason.STOP)
+def turn(text, **options):
+    return Turn(text=text, tokens=np.zeros(1, np.int32), finish_reason=FinishReason.STOP, **options)
 
 
-def score(answer, response, config=SMALL):
-    return asyncio.run(environment(config).step(answer, turn(response)))
+def score(answer, response, config=SMALL, **options):
+    return asyncio.run(environment(config).step(answer, turn(response, **options)))
+
+
+@pytest.mark.parametrize(
+    ("response", "begins_in_thought", "reward"),
+    [
+        ("42", False, 1.0),
+        ("42", True, 0.0),
+        ("4</think>42", True, 1.0),
+        ("<think>4</think>42", False, 1.0),
+        ("<think>42", False, 0.0),
+    ],
+)
+def test_a_number_in_a_thought_is_no_answer(response, begins_in_thought, reward):
+    assert score("42", response, begins_in_thought=begins_in_thought).reward == reward
 
 
 def content(prompt):

@@ -25,8 +25,9 @@ def call(expression="12*12", name="calculator", error=None, **arguments):
     return ToolCall(id="call_0", name=name, arguments=arguments, text="…", error=error)
 
 
-def turn(*calls, content=""):
-    return Turn(text="…", tokens=np.zeros(1, np.int32), finish_reason=FinishReason.STOP, content=content, tool_calls=calls)
+def turn(*calls, content="", **options):
+    tokens, reason = np.zeros(1, np.int32), FinishReason.STOP
+    return Turn(text="…", tokens=tokens, finish_reason=reason, content=content, tool_calls=calls, **options)
 
 
 def play(*turns, environment=None):
@@ -50,7 +51,7 @@ def test_the_prompt_is_the_problem_and_the_tool():
 
 
 def test_a_call_and_the_right_answer_earn_1_in_two_turns():
-    first, last = play(turn(call()), turn(content=" 144 "))
+    first, last = play(turn(call()), turn(content="It is.</think> 144 ", begins_in_thought=True))
     (message,) = first.observation.messages
     assert message == {"role": "tool", "name": "calculator", "tool_call_id": "call_0", "content": "144"}
     assert (first.reward, first.done, last.reward, last.done, last.success) == (0.25, False, 0.75, True, True)
@@ -62,11 +63,12 @@ def test_a_call_and_the_right_answer_earn_1_in_two_turns():
     [
         [turn(content="144")],
         [turn(call()), turn(content="143")],
+        [turn(call()), turn(content="144", begins_in_thought=True)],
         [turn(call(error="found no name")), turn(content="144")],
         [turn(call("oops")), turn(content="144")],
         [turn(call(name="oven")), turn(content="144")],
     ],
-    ids=["no call", "wrong answer", "malformed", "no expression", "another tool"],
+    ids=["no call", "wrong answer", "in a thought", "malformed", "no expression", "another tool"],
 )
 def test_nothing_else_is_solved(turns):
     last = play(*turns)[-1]

@@ -47,8 +47,8 @@ def math_runner(shared):
     runner.close()
 
 
-def turn(text):
-    return Turn(text=text, tokens=np.zeros(1, np.int32), finish_reason=FinishReason.STOP)
+def turn(text, **options):
+    return Turn(text=text, tokens=np.zeros(1, np.int32), finish_reason=FinishReason.STOP, **options)
 
 
 def prompt_of(row, **options):
@@ -107,10 +107,11 @@ def test_numbers_of_any_size_can_be_right(math_runner, answer):
     assert (right.success, zero.success) == (True, False)
 
 
-def test_an_answer_counts_behind_the_thought_that_the_prompt_began():
-    runner = EpisodeRunner(environment(thought_in_prompt=True), 60.0)
+@pytest.mark.parametrize("by_option", [True, False])
+def test_an_answer_counts_behind_the_thought_that_the_prompt_began(by_option):
+    runner = EpisodeRunner(environment(thought_in_prompt=by_option), 60.0)
     said = ("\\boxed{5}", "\\boxed{6}</think>\\boxed{5}", "<think>\\boxed{5}")
-    results = runner.step_all(["5"] * 3, [turn(text) for text in said])
+    results = runner.step_all(["5"] * 3, [turn(text, begins_in_thought=not by_option) for text in said])
     runner.close()
     assert [result.reward for result in results] == [0.0, 1.0, 0.0]
 

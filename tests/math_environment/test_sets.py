@@ -130,6 +130,48 @@ def test_sets_of_integers_and_words_for_infinity_are_read(one: str, other: str) 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
+        ("(-2,2)", "\\{x : x^2<4\\}"),
+        ("(-2,2)", "\\{x \\in \\mathbb{R} \\mid x^2 - 4 < 0\\}"),
+        ("(-\\sqrt{2},\\sqrt{2})", "{x | x^2 < 2}"),
+        ("(0,\\sqrt{2})", "\\{x>0 : x^2<2\\}"),
+        ("(-\\infty,-2]\\cup[2,\\infty)", "\\{x \\mid x^2 \\ge 4\\}"),
+        ("(-\\infty,2)\\cup(2,3)\\cup(3,\\infty)", "\\{x \\mid x^2-5x+6 \\ne 0\\}"),
+        ("\\{-2,2\\}", "\\{x : x^2=4\\}"),
+        ("\\{-1,0,1\\}", "\\{n \\in \\mathbb{Z} : n^2<4\\}"),
+        ("[1,2]", "\\{x : 1 \\le 2x-1 \\le 3\\}"),
+        ("(-2,1)", "\\{x \\mid \\frac{x-1}{x+2}<0\\}"),
+        ("[-1,3)", "\\{t : \\sqrt{t+1}<2\\}"),
+        ("(-\\infty,\\ln 2)", "\\{x : e^x<2\\}"),
+        ("(1,\\infty)", "\\{x : |x-2|<|x|\\}"),
+        ("\\mathbb{R}", "\\{x : x^2+1>0\\}"),
+        ("\\emptyset", "\\{x : x^2<-1\\}"),
+        ("(1,2)\\cup(3,\\infty)", "\\{x : (x-1)(x-2)(x-3)>0\\}"),
+    ],
+)
+def test_conditions_of_sets_are_solved(one: str, other: str) -> None:
+    for reference, given in ((one, other), (other, one)):
+        assert judge(reference, f"\\boxed{{{given}}}", require_boxed=True) == "right"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("(-2,2)", "\\{x : x^2\\le 4\\}"),
+        ("(-2,2)", "\\{x : x^2<y\\}"),
+        ("(-2,2)", "x^2<4"),
+        ("\\{-2,2\\}", "\\{x : x^2<4\\}"),
+        ("(-2,2)", "\\{n \\in \\mathbb{Z} : n^2<4\\}"),
+        ("[0,\\pi]", "\\{x : \\sin x \\ge 0\\}"),
+        ("(0,1)", "\\{x : x^5-x+3<0\\}"),
+    ],
+)
+def test_other_conditions_and_unsolved_ones_are_wrong(one: str, other: str) -> None:
+    assert judge(one, f"\\boxed{{{other}}}", require_boxed=True) == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
         ("\\{1,2,3\\}", "(0,4)"),
         ("(0,4)", "\\{x \\in \\mathbb{Z} : 0 < x < 4\\}"),
         (POSITIVE, "\\{x \\in \\mathbb{Z} : x>0\\}"),

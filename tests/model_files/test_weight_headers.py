@@ -49,6 +49,7 @@ TWO_FILES: dict[str, Any] = {
     INDEX: {"metadata": {}, "weight_map": {name: "a.safetensors" if name in NAMES[:2] else "b.safetensors" for name in NAMES}},
 }
 SECOND = {**TENSORS, "model.layers.2.mlp.up_proj.weight": ("F32", [2])}
+PREDICTS = {"model.layers.2.eh_proj.weight": ("F32", [2])}
 NARROW = {**TENSORS, "model.layers.0.mlp.up_proj.weight": ("F8_E4M3", [2])}
 FUSED = "model.layers.0.mlp.experts.gate_up_proj"
 HEAD = {"lm_head.weight": b"\x01" * 24}
@@ -76,7 +77,7 @@ def write(directory: Path, changes: Mapping[str, Any]) -> list[str]:
         {"config.json": {**CONFIG, "tie_word_embeddings": True}},
         {"config.json": {"text_config": CONFIG}},
         {"config.json": {"model_type": "unknown"}},
-        {"config.json": {**CONFIG, "num_nextn_predict_layers": 1}, "model.safetensors": safetensors(SECOND)},
+        {"config.json": {**CONFIG, "num_nextn_predict_layers": 1}, "model.safetensors": safetensors({**SECOND, **PREDICTS})},
         {"config.json": {**CONFIG, "quantization_config": {}, "vocab_size": 3}},
         {"config.json": {**CONFIG, "quantization_config": {"quant_method": "fp8"}}, "model.safetensors": safetensors(NARROW)},
         {"config.json": GEMMA},
@@ -97,6 +98,10 @@ def test_directories_that_say_one_thing(tmp_path: Path, changes: Mapping[str, An
         ({**TWO_FILES, "model.safetensors": safetensors(TENSORS)}, "model.safetensors beside model.safetensors.index.json"),
         ({"model-00001-of-00002.safetensors": part(EMBEDDING)}, "model-00001-of-00002.safetensors beside model.safetensors"),
         ({"consolidated.safetensors": part(EMBEDDING)}, "consolidated.safetensors beside model.safetensors"),
+        (
+            {"config.json": {**CONFIG, "num_nextn_predict_layers": 1}, "model.safetensors": safetensors(SECOND)},
+            "weights of 3 layers",
+        ),
         ({"adapter_config.json": {}}, "adapter_config.json beside model.safetensors"),
         ({**TWO_FILES, INDEX: {"metadata": {}, "weight_map": {EMBEDDING: "../a.safetensors"}}}, "the file ../a.safetensors"),
         ({**TWO_FILES, INDEX: {"metadata": {}, "weight_map": {EMBEDDING: "/a.safetensors"}}}, "the file /a.safetensors"),

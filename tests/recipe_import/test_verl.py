@@ -310,6 +310,22 @@ def test_a_critic_that_warms_up_and_its_own_options(config: Path, valid) -> None
 
 
 @pytest.mark.parametrize(
+    ("of_actor", "key"),
+    [
+        ("optim.lr_warmup_steps=3", "optim.lr_warmup_steps"),
+        ("optim.betas=[0.9,0.95]", "optim.betas"),
+        ("optim.min_lr_ratio=0.2", "optim.min_lr_ratio"),
+        ("loss_agg_mode=seq-mean-token-mean", "loss_agg_mode"),
+    ],
+)
+def test_a_critic_without_options_has_verls_defaults(config: Path, of_actor: str, key: str) -> None:
+    """Those of its loss are the actor's there; those of its optimizer are not."""
+    found = import_recipe(config, [f"++actor_rollout_ref.actor.{of_actor}"])
+    assert f"critic.{key}" in reported(found)
+    assert "critic.optim.eps" not in reported(found)
+
+
+@pytest.mark.parametrize(
     "option", ["betas=[0.9,0.95]", "eps=1e-5", "min_lr_ratio=0.2", "warmup_style=cosine", "lr_decay_steps=7"]
 )
 def test_a_critics_own_moments_and_schedule_are_reported(config: Path, option: str) -> None:

@@ -61,7 +61,7 @@ def optim(**options: Any) -> list[str]:
         ),
         ("megatron", {"lr_decay_style": "cosine", "min_lr_ratio": 0.9}, {"kind": "cosine"}),  # FSDP's key
         ("veomni", {"lr_scheduler_type": "cosine", "lr_min": 5e-7, "lr_warmup_steps": 9}, {"kind": "cosine", "least": 0.5}),
-        ("veomni", {"lr_warmup_steps_ratio": 0.25}, {"warmup": 10}),
+        ("veomni", {"lr_warmup_steps_ratio": 0.25}, {"kind": "cosine", "warmup": 10}),
         ("torchtitan", {"lr_warmup_steps": 2, "min_lr_factor": 0.3}, {"warmup": 2, "kind": "linear", "least": 0.3}),
     ],
 )

@@ -14,6 +14,7 @@ PUBLISH = ".github/workflows/publish.yml"
 RUN = {
     "make test-core": CI,
     "make dist": CI,
+    "make try-dist": CI,
     "make test": CI,
     "make test-all": PUBLISH,
     "make lint": "make test",
@@ -51,6 +52,7 @@ NOT_RUN = {
     ".venv/bin/python -m pytest tests/grpo": "`make test` runs these tests with all others",
     ".venv/bin/python -m pytest -m gpu": "needs a CUDA device",
     "podman build --tag rlcore .": "compiles for GPUs; tests/release/test_container.py checks the statements",
+    "podman build --file Containerfile.cpu --tag rlcore-cpu .": "needs an image of Python; test_container.py checks it",
     'podman run --rm --device nvidia.com/gpu=all --shm-size 16g --volume "$PWD:/work" rlcore train recipe.toml': "needs a GPU",
 }
 """Commands that nothing runs, each with the reason."""

@@ -28,6 +28,7 @@ def test_a_reward_model_is_fine_and_so_is_a_name_on_the_hub(reward_model):
     [
         ("config.json", {"id2label": {"0": "bad", "1": "good"}}, "2 labels"),
         ("config.json", {"architectures": ["LlamaForCausalLM"]}, "architecture LlamaForCausalLM"),
+        ("config.json", {"rope_theta": 5e5}, "rope_theta = 500000.0, and rope_parameters.rope_theta = 10000.0"),
         ("model.safetensors", None, "no weights"),
         ("tokenizer.json", None, "no tokenizer"),
     ],

@@ -300,6 +300,32 @@ def test_calls_reach_the_environment_and_those_that_cannot_be_read_too(load, tal
     assert (first.content, last.content, last.tool_calls) == ("Hm.", "4", ())
 
 
+@pytest.mark.parametrize(
+    ("said", "content", "calls"),
+    [
+        ("Hm. {call}", "Hm. {call}", 0),
+        ("Hm. {call}</think>No.", "Hm. {call}</think>No.", 0),
+        ("Hm.</think>{call}", "Hm.</think>", 1),
+        ("Hm. {call}</think>{call}", "Hm. {call}</think>", 1),
+    ],
+)
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_call_in_a_thought_that_the_prompt_begins_is_none(load, talk, said, content, calls, begins):
+    tokenizer, heard = load("qwen2.5"), []
+    template = tokenizer.chat_template.replace(
+        "{{- '<|im_start|>assistant\\n' }}", "{{- '<|im_start|>assistant\\n<think>\\n' }}"
+    )
+    tokenizer.backend.chat_template = template if begins else tokenizer.chat_template
+    call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    opening = Observation(messages=[USER], tools=[TOOL])
+    talk(tokenizer, [(said.format(call=call), "<|im_end|>")], opening, [], heard=heard)
+    assert heard[0].begins_in_thought is begins
+    if begins or "</think>" in said:
+        assert (heard[0].content, len(heard[0].tool_calls)) == (content.format(call=call), calls)
+    else:
+        assert len(heard[0].tool_calls) == 1
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_policy_goes_on_with_an_answer_that_the_prompt_begins(load, family):
     tokenizer = load(family)

@@ -190,6 +190,38 @@ def test_weights_of_other_shapes_than_the_config_says(workplace: Workplace, mode
     expect_failure(workplace.rlcore("train", "grpo.toml", "model.path=mixed"), 5, *parts)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"intermediate_size": 95},
+        {"hidden_act": "nope"},
+        {"rope_theta": 5e5},
+        {"num_attention_heads": "four"},
+        {"layer_types": ["full_attention"]},
+    ],
+)
+def test_commands_without_a_trainer_refuse_the_same_models(
+    workplace: Workplace, model: Path, changes: dict[str, object]
+) -> None:
+    shutil.copytree(model, workplace.folder / "odd")
+    content = json.loads((model / "config.json").read_text())
+    (workplace.folder / "odd" / "config.json").write_text(json.dumps(content | changes))
+    checked, measured, served = (
+        workplace.rlcore(*arguments)
+        for arguments in (
+            ("check", "grpo.toml", "model.path=odd"),
+            ("eval", "grpo.toml", "model.path=odd"),
+            ("serve", str(workplace.folder / "odd"), "--generator", "transformers"),
+        )
+    )
+    for result in (checked, measured):
+        expect_failure(result, 5, next(iter(changes)), "odd")
+    assert checked.stderr == measured.stderr
+    assert served.exit_code == 5
+    problems = [line for line in checked.stderr.splitlines() if "odd" in line]
+    assert [line for line in problems if line not in served.stderr] == []
+
+
 def test_a_model_for_shorter_sequences_is_named_once(workplace: Workplace) -> None:
     parts = ("1 problem(s)", "max_position_embeddings = 64", "at least 78", "rollout.max_prompt_tokens")
     refuse(workplace, 5, parts, "rollout.max_response_tokens=70")

@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from rlcore.spi import ModelSpec
 from rlcore.spi.weights import Head
+from rlcore_model_files.directory import stored_shapes
+from rlcore_torchkit.huggingface import class_trial
 from rlcore_torchkit.huggingface.class_trial import class_problems
 from rlcore_torchkit.testing.models import make_model
 
@@ -112,6 +114,11 @@ def test_layers_ahead_that_are_no_number_are_none(
             {"rope_scaling": {"type": "linear", "factor": 2.0}},
             'rope_scaling.rope_type = "linear", and rope_parameters.rope_type = "default"',
         ),
+        (
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}, "partial_rotary_factor": 0.5},
+            "partial_rotary_factor = 0.5; expected 1",
+        ),
+        ({"partial_rotary_factor": 0.5}, None),
         ({"rope_scaling": {"type": "default"}, "rope_theta": 1e4, "num_experts": 4}, None),
         ({"rope_scaling": None, "rope_theta": None}, None),
     ],
@@ -156,3 +163,18 @@ def test_a_class_that_takes_too_long_is_named(
     (problem,) = problems(tmp_path, model_directory("qwen3_moe"), {"num_local_experts": 10**8})
     assert problem.startswith(f"{tmp_path}/config.json: ")
     assert "took longer than 1 s" in problem
+
+
+def test_files_are_looked_at_again_only_when_they_change(
+    model_directory: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(model_directory("qwen3"), tmp_path, dirs_exist_ok=True)
+    looked: list[Path] = []
+    monkeypatch.setattr(class_trial, "stored_shapes", lambda directory: looked.append(directory) or stored_shapes(directory))
+    spec = ModelSpec(path=str(tmp_path))
+    assert class_problems(spec) == class_problems(spec) == []
+    assert len(looked) == 1
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(content | {"attention_bias": True}))
+    assert class_problems(spec) == class_problems(spec) != []
+    assert len(looked) == 2

@@ -52,6 +52,13 @@ def test_others_are_refused(content, expected):
     assert found(**content) == [expected]
 
 
+@pytest.mark.parametrize("model_type", ["gpt9", "gemma3_text"])
+def test_a_class_that_is_newer_than_transformers_is_refused_with_the_version_that_has_it(model_type):
+    config = {"model_type": model_type, "architectures": ["GPT9ForCausalLM"], "transformers_version": "99.1.0"}
+    (problem,) = decoder_problems(config, "model/config.json", trust_remote_code=False)
+    assert "transformers>=99.1.0" in problem.remedy
+
+
 def test_code_of_a_models_own_is_run_only_where_the_recipe_trusts_it():
     own = {"model_type": "mine", "architectures": ["MineForCausalLM"], "auto_map": {"AutoModelForCausalLM": "mine.Mine"}}
     assert found(**own) == ["model_type mine, whose code comes with the model"]

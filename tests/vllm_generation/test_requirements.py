@@ -44,7 +44,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
             return versions[name]
 
         monkeypatch.setattr(metadata, "version", version)
-        monkeypatch.setattr(metadata, "requires", lambda name: REQUIRES[name])
+        monkeypatch.setattr(metadata, "requires", lambda name: REQUIRES.get(name, []))
         monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if importable or name != "vllm" else None)
         monkeypatch.setattr(requirements, "has_gpu", lambda: gpu)
         monkeypatch.setattr("platform.machine", lambda: "x86_64")

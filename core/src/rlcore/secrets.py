@@ -44,6 +44,10 @@ _MASKED = re.compile(r"(?:\A--[\w-]+|[?&][\w.-]+)=\*{3}|://\*{3}@|\s-{1,2}[\w-]+
 _ENTITIES = codepoint2name | {ord("'"): "apos"}
 _ESCAPED = {"\n": "n", "\t": "t", "\r": "r", "\b": "b", "\f": "f"}
 """Letters behind a backslash that stand for characters."""
+_LINE_END = r"(?:\\{1,16}[rn]|%(?:25)*+0[AaDd]|[\r\n])(?:\\{1,16}[rnt]|%(?:25)*+(?:0[9AaDd]|20)|\s)*+"
+_LINE = r"(?:[\w+/=-]|%(?:25)*+(?:2[BbFf]|3[Dd])|\\{1,16}/)++"
+_LINES = re.compile(rf"(?<![\w+/=-]){_LINE}(?:{_LINE_END}{_LINE})+")
+"""An encoded text over several lines, as base64 has after 64 or 76 characters. JSON and addresses write their ends, too."""
 _BETWEEN = "\x1f"
 """Unit separator between the arguments of a command."""
 _USUAL = re.compile(
@@ -158,7 +162,8 @@ def unset_problems(section: str, names: Iterable[str]) -> list[Problem]:
 
 
 def _without_values(text: str) -> str:
-    text = _pattern_of(frozenset(_known())).sub(MASK, text)
+    known = _pattern_of(frozenset(_known()))
+    text = _LINES.sub(lambda found: MASK if known.search(re.sub(_LINE_END, "", found[0])) else found[0], known.sub(MASK, text))
     return FORMATS.sub(MASK, _without_forms(LOGIN.sub(MASK, text), ALWAYS))
 
 

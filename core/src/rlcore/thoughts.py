@@ -2,38 +2,31 @@
 
 import re
 
-_MARKS = re.compile(
+MARKS = re.compile(
     r"[<◁](/?)(?:[a-z]+[:_])?(?:think|thinking|thoughts?|reasoning|scratchpad)(?:\s+[\w-]+=[^<>◁▷]*|\s*)[>▷]"
     r"|\[(/?)THINK\]|<\|(begin|end)_of_thought\|>|<\|channel\|>(analysis|final)<\|message\|>"
     r"|<\|(START|END)_THINKING\|>|<(?:\|channel|channel(\|))>|<\|inner_(prefix|suffix)\|>"
-    r"|\Aanalysis(?=[\w\\$*])|assistant(analysis|final)(?=\S)",
+    r"|\Aanalysis(?=[\w\\$*])|assistant(analysis|final)(?=\S)"
+    r"|(?=(?:<\|start\|>assistant)?(?: to=[\w.-]+)?<\|channel\|>(commentary))|(?=assistant(commentary)(?: to=|\S))",
     re.IGNORECASE,
 )
-"""Marks of the beginning and the end of a thought, by model family. The last two are gpt-oss's channels in a text without
-special tokens."""
-_BRACKET = re.compile(r"[<{\[]")
-_ENDS = ("/", "|", "end", "suffix", "final")
+"""Marks of the beginning and the end of a thought, by model family. The last ones are gpt-oss's channels, most of them in text
+without special tokens. What its commentary says belongs to the answer, calls of tools among it."""
+MARK_TOKENS = 48
+"""Most tokens of a mark and of white space behind it, by a tokenizer of single characters."""
+_ENDS = ("/", "|", "end", "suffix", "final", "commentary")
 
 
-def is_mark(text: str) -> bool:
-    """Return whether a text is the mark of the beginning or the end of a thought."""
-    return _MARKS.fullmatch(text) is not None
+def opened_thought(prompt: str) -> str:
+    """Return the mark of a thought that a prompt ends in, behind which the answer begins; "" where it ends otherwise."""
+    mark = next(reversed([*MARKS.finditer(prompt)]), None)
+    if mark is None or is_end(mark) or prompt[mark.end() :].strip() not in ("", "thought"):  # the name of Gemma 4's channel
+        return ""
+    return mark[0]
 
 
-def behind_thought(response: str) -> str:
-    """Return what stands behind the last thought of a response; "" where that thought does not end. A mark behind an opening
-    bracket is text, as within the arguments of a call."""
-    behind, is_open, is_first = 0, False, True
-    for mark in _MARKS.finditer(response):
-        if not _is_end(mark):
-            is_open = is_open or _BRACKET.search(response, behind, mark.start()) is None
-        elif is_open or (is_first and not mark[0].lower().startswith("assistant")):
-            behind, is_open = mark.end(), False
-        is_first = False
-    return "" if is_open else response[behind:]
-
-
-def _is_end(mark: re.Match[str]) -> bool:
+def is_end(mark: re.Match[str]) -> bool:
+    """Return whether one of MARKS ends a thought."""
     return next(filter(None, mark.groups()), "").lower() in _ENDS
 
 
@@ -45,8 +38,8 @@ def without_thoughts(response: str, *, is_thinking: bool = False) -> str:
     """
     kept: list[str] = []
     start = None if is_thinking else 0
-    for mark in _MARKS.finditer(response):
-        if _is_end(mark):
+    for mark in MARKS.finditer(response):
+        if is_end(mark):
             kept, start = ([] if start is not None else kept), mark.end()
         elif start is not None:
             kept.append(response[start : mark.start()])

@@ -24,6 +24,7 @@ def nested(depth: int, opening: str = "[", closing: str = "]") -> bytes:
 def test_what_is_within_the_bounds_is_read() -> None:
     assert read_json(b'{"a": [1, "\\u00e9", null]}') == {"a": [1, "é", None]}
     assert read_json(nested(MAX_DEPTH))
+    assert read_json(b'{"a": [-3, 1e300, 0.5, %s]}' % (b"1" * 400)) == {"a": [-3, 1e300, 0.5, int("1" * 400)]}
     assert read_json(json.dumps({"content": '"quoted" and [bracketed] ' * 100_000}).encode())
 
 
@@ -41,7 +42,11 @@ def test_what_is_within_the_bounds_is_read() -> None:
         (b"{", "no JSON"),
         (b"\xff", "no JSON"),
         (b"", "no JSON"),
-        (b"1" * 10_000, "no JSON"),
+        (b"[" + b"1," * 4_000_001 + b"1]", "4000001 commas"),
+        (b"1" * 401, "401 digits"),
+        (b"[-" + b"1" * 10_000 + b"]", "10001 digits"),
+        *((b'{"metadata": {"x": ' + number + b"}}", "no JSON") for number in (b"NaN", b"Infinity", b"-Infinity")),
+        *((b'{"seed": ' + number + b"}", "a float can hold") for number in (b"1e999", b"-9e400", b"1" * 500 + b".0")),
         (b'["\\ud800"]', "half a character"),
         (b'{"\\udfff": 1}', "half a character"),
         (b'{"a": {"b": ["\xed\xa0\x80"]}}', "no JSON"),

@@ -112,6 +112,7 @@ def test_what_is_not_understood_is_refused(body: dict[str, Any], name: str) -> N
     with pytest.raises(RequestError) as caught:
         chat(**body)
     assert caught.value.status == 400
+    assert caught.value.body()["error"]["param"] == name
     assert str(caught.value).startswith(f"{name}: found ")
 
 

@@ -147,6 +147,17 @@ def test_several_answers_are_as_many_segments(sessions: Sessions) -> None:
     assert [learnt(segment) for segment in sessions.finish(session)] == [f"a{END}", f"b{END}"]
 
 
+@pytest.mark.parametrize(
+    ("said", "content", "calls"),
+    [("Hm. {call}", "Hm. {call}", 0), ("Hm.</think>{call}", "Hm.</think>", 1), ("{call}</think>No.", "{call}</think>No.", 0)],
+)
+def test_a_call_in_a_thought_that_the_prompt_begins_is_none(sessions: Sessions, said: str, content: str, calls: int) -> None:
+    call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    model = served(Script(said.format(call=call)), tokenizer=ChatMl(opens="<think>\n"))
+    (choice,) = chat(model, sessions.open(), user("1+2?"), tools=TOOLS).choices
+    assert (choice.content, len(choice.tool_calls), choice.begins_in_thought) == (content.format(call=call), calls, True)
+
+
 def test_tool_calls_are_read_and_the_chat_goes_on_behind_them(sessions: Sessions) -> None:
     said = 'Well.<tool_call>{"arguments": {"b": 2,  "a": 1}, "name": "add"}</tool_call>'
     script, session = Script(f"{said}{END}", f"3{END}"), sessions.open()

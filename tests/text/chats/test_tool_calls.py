@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.spi import ConfigError, ToolCall
+from rlcore.thoughts import without_thoughts
 from rlcore_text.chats.tool_calls import FORMS, ToolParser, form_of
 
 from .chat_templates import FAMILIES  # type: ignore[import-not-found]
@@ -91,6 +92,51 @@ def test_hermes(text: str, content: str, calls: list[object]) -> None:
 )
 def test_llama3_json(text: str, content: str, calls: list[object]) -> None:
     assert read("llama3_json", text) == (content, calls)
+
+
+THOUGHT = "<|channel|>analysis<|message|>I add to=functions.g.<|end|>"
+ANALYSIS = f"{THOUGHT}<|start|>assistant"
+CALL = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (f'{ANALYSIS}{CALL}{{"a": 1}}', THOUGHT, [("add", {"a": 1}, True)]),
+        (f'{ANALYSIS}{CALL}{{"a": 1}}<|call|>', THOUGHT, [("add", {"a": 1}, True)]),
+        (' to=functions.add<|channel|>commentary json<|message|>{"a": 1}', "", [("add", {"a": 1}, True)]),
+        (
+            f"{ANALYSIS} to=functions.add<|channel|>commentary json<|message|>{{}}",
+            THOUGHT,
+            [("add", {}, True)],
+        ),
+        (f"{ANALYSIS}{CALL}oops", THOUGHT, [("add", {}, False)]),
+        (f"{CALL}[]", "", [("add", {}, False)]),
+        (f"{ANALYSIS}<|channel|>final<|message|>2", f"{ANALYSIS}<|channel|>final<|message|>2", []),
+        (
+            f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{CALL}{{}}",
+            "<|channel|>commentary<|message|>I look.<|end|>",
+            [("add", {}, True)],
+        ),
+        ("<|channel|>commentary<|message|>I look.", "<|channel|>commentary<|message|>I look.", []),
+        (f"<|channel|>analysis<|message|>{CALL[11:]}{{}}", f"<|channel|>analysis<|message|>{CALL[11:]}{{}}", []),
+    ],
+)
+def test_calls_of_gpt_oss_are_messages_of_its_commentary(text: str, content: str, calls: list[object]) -> None:
+    assert read("openai", text) == (content, calls)
+
+
+@pytest.mark.parametrize(
+    ("response", "said"),
+    [
+        (f"{ANALYSIS}{CALL}{{}}", f"{CALL}{{}}"),
+        ("analysisI add.assistantcommentary to=functions.add json{}", "assistantcommentary to=functions.add json{}"),
+        ("analysisI add.assistantcommentaryI look.assistantfinal2", "2"),
+        ("analysisI add.", ""),
+    ],
+)
+def test_the_commentary_of_gpt_oss_is_no_thought(response: str, said: str) -> None:
+    assert without_thoughts(response) == said
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -52,6 +52,42 @@ def test_a_role_that_the_template_passes_over_is_refused(load, role: str, before
 SHOWS_ALL = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
 
 
+CALLED = {"function": {"name": "look", "arguments": {}}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "most"),
+    [
+        ([USER | {"role": f"user_{number}"} for number in range(32)], 64),
+        ([USER, ASSISTANT] * 300, 8),
+        ([USER, ASSISTANT | {"tool_calls": [CALLED] * 300}, USER], 8),
+        ([USER | {"role": f"user_{number}"} for number in range(33)], "have 33 different roles"),
+        ([USER | {"role": "user_1" * 11}], "a role of 66 characters"),
+    ],
+)
+def test_the_renderings_of_a_conversation_are_bounded(load, messages: list[object], most: int | str, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    tokenizer, num_rendered = load(SHOWS_ALL + "{{ messages[1].tool_calls }}"), [0]
+    render = tokenizer.backend.apply_chat_template
+
+    def counted(*args: object, **options: object) -> object:
+        num_rendered[0] += 1
+        return render(*args, **options)
+
+    monkeypatch.setattr(tokenizer.backend, "apply_chat_template", counted)
+    if isinstance(most, str):
+        with pytest.raises(DataError, match=most):
+            tokenizer.render_chat(messages)
+    else:
+        tokenizer.render_chat(messages)
+        assert 0 < num_rendered[0] <= most + 1
+
+
+def test_many_unknown_variables_are_refused_in_a_short_text(load) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(DataError, match="and 19992 more") as caught:
+        load(SHOWS_ALL).with_variables({f"unknown_{number}": 1 for number in range(20_000)})
+    assert len(str(caught.value)) < 300
+
+
 @pytest.mark.parametrize(
     ("role", "meant"),
     [

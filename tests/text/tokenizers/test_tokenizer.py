@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from rlcore.config.model import ModelConfig
 from rlcore.spi import DataError, ModelError
 from rlcore.thoughts import without_thoughts
+from rlcore_model_files.directory import model_problems
 from rlcore_text.tokenizers import hub_reach
 from rlcore_text.tokenizers.tokenizer import load_tokenizer
+from rlcore_torchkit.huggingface.companion_files import companion_names
 from rlcore_torchkit.testing.models import END_OF_TEXT, make_tokenizer
 
 
@@ -219,6 +221,35 @@ def test_prompts_begin_as_the_tokenizers_own_settings_say(directory):
     assert 0 not in tokenizer.encode("12")
 
 
+@pytest.mark.parametrize(
+    ("settings", "config", "encoded"),
+    [
+        ({"tokenizer_class": "ByT5Tokenizer"}, {}, [100, 35, 101]),
+        ({}, {"tokenizer_class": "ByT5Tokenizer"}, [100, 35, 101]),
+        ({"tokenizer_class": "CanineTokenizer"}, {}, [97, 32, 98]),
+        ({"tokenizer_class": "PerceiverTokenizer"}, {}, [103, 38, 104]),
+        ({"tokenizer_class": "DiaTokenizer"}, {}, [97, 32, 98]),
+    ],
+)
+def test_a_class_without_a_vocabulary_is_a_tokenizer(tmp_path, settings, config, encoded):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    assert not {"no tokenizer"} & {problem.found for problem in model_problems(str(tmp_path))}
+    tokenizer = load(tmp_path)
+    assert tokenizer.encode("a b") == encoded
+    assert tokenizer.decode(np.array(encoded, np.int32)) == "a b"
+    assert "tokenizer_config.json" in list(companion_names(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["GPT2Tokenizer", "MyT5Tokenizer", "PreTrainedTokenizerFast", "NoSuchTokenizer", "Path", 3])
+def test_a_class_whose_vocabulary_is_not_there_is_none(tmp_path, name):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+    assert "no tokenizer" in {problem.found for problem in model_problems(str(tmp_path))}
+    if name == "MyT5Tokenizer":
+        (tmp_path / "byte_maps.json").write_text("{}")
+        assert "no tokenizer" not in {problem.found for problem in model_problems(str(tmp_path))}
+
+
 def test_a_directory_without_a_tokenizer(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError) as raised:
@@ -245,6 +276,16 @@ def test_what_transformers_finds_wrong_with_config_json_is_named(directory):
     (problem,) = raised.value.problems
     assert "`num_hidden_layers` (28)" in problem.found
     assert "`layer_types` (1)" in problem.found
+
+
+def test_a_tokenizer_with_code_of_its_own_is_refused_with_the_option_that_trusts_it(directory):
+    own = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (directory / "tokenizer_config.json").write_text(json.dumps(own))
+    with pytest.raises(ModelError) as raised:
+        load(directory)
+    (problem,) = raised.value.problems
+    assert problem.found == f"{directory} with a tokenizer whose code comes with the model"
+    assert "model.trust_remote_code" in problem.remedy
 
 
 @pytest.mark.parametrize("kind", ["file", "nothing"])

@@ -47,8 +47,13 @@ def _judge(error: BaseException, ctx: click.Context) -> tuple[int, str]:
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted"
     # Imported here: what that imports takes long enough for a Ctrl-C, which nothing would report yet.
+    from rlcore.installed import DistributionError, metadata_faults
     from rlcore.registry.plugin_errors import message_of
 
+    if faults := metadata_faults(error):
+        return DistributionError.exit_code, "\n".join(faults)
+    if isinstance(error, DistributionError):
+        return error.exit_code, str(error)
     if isinstance(error, RlcoreError):
         return error.exit_code, f"{message_of(error)}{notes_of(error)}"
     return UNEXPECTED, f"{_unexpected(error, ctx)}{notes_of(error)}"
@@ -78,6 +83,8 @@ def _unexpected(error: BaseException, ctx: click.Context) -> str:
         what = f"SystemExit({error.code!r}), which would have ended the process in silence"
     owner = owner_of(error) or ctx.meta.get(COMMAND_OWNER)
     origin = "This is a defect of rlcore, of a plugin, or of a library that they use."
+    if isinstance(error, ImportError):
+        origin = "`rlcore doctor` lists packages that do not fit together."
     text = f"unexpected {what}. {origin if owner is None else f'It comes from {owner}, or from a library that it uses.'}"
     if ctx.params.get("debug"):
         return text

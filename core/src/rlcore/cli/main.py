@@ -5,7 +5,8 @@ import sys
 import click
 
 from rlcore import __version__
-from rlcore.cli.errors import COMMAND_OWNER, ReportingGroup
+from rlcore.cli.errors import COMMAND_OWNER, ReportingGroup, report
+from rlcore.installed import DistributionError
 from rlcore.schema.printable import printable
 
 
@@ -75,6 +76,9 @@ def main() -> None:
         sys.exit(cli.main(prog_name="rlcore", standalone_mode=False))
     except click.ClickException as error:
         error.show()
+        sys.exit(error.exit_code)
+    except DistributionError as error:  # of a list of commands
+        report(str(error))
         sys.exit(error.exit_code)
     except click.Abort as error:  # click's name for Ctrl-C
         raise KeyboardInterrupt from error

@@ -111,8 +111,8 @@ class RolloutConfig:
     """Train on samples that a limit of tokens or turns cut off, by the reward that they got, or mask them out of the training
     step. `truncated_fraction` counts them in either case."""
     tool_parser: Text = "auto"
-    """How the policy writes calls of tools: "hermes" (Hermes, Qwen2.5, Qwen3), "llama3_json" (Llama 3.1 and 3.2), or a parser
-    that the generator brings, such as "qwen3_coder". "auto" takes the one of the first two that the chat template shows."""
+    """How the policy writes calls of tools: "hermes" (Hermes, Qwen2.5, Qwen3), "llama3_json" (Llama 3.1 and 3.2), "openai"
+    (gpt-oss), or a parser of the generator's, such as "qwen3_coder". "auto" takes the first that the chat template shows."""
     dynamic_sampling: bool | None = None
     """Replace a group whose rewards are all equal, but for masked samples, from which a comparison within groups learns
     nothing, by the next prompt's (dynamic sampling, arXiv:2503.14476). None is true with an algorithm that is meant for it,

@@ -104,6 +104,8 @@ class Turn:
     """The text without the calls of tools: `text` itself where the episode has none."""
     tool_calls: Sequence[ToolCall] = ()
     """The calls of tools in it, in order, those that could not be read among them; none where the episode has no tools."""
+    begins_in_thought: bool = False
+    """True where the prompt ends in the mark that begins a thought, such as `<think>`."""
 
 
 @frozen(kw_only=True, eq=False)

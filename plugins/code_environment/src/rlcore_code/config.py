@@ -28,8 +28,8 @@ class CodeConfig:
     system_prompt: str | None = None
     """A system message before it; only for "chat"."""
     thought_in_prompt: bool = False
-    """True where the chat template or the row's prompt opens a thought, as DeepSeek-R1's does with `<think>`: a program then
-    counts only after the thought's end."""
+    """True where the prompt begins a thought and ends in other text than `<think>`, such as `<think>\\nOkay`. A program then
+    counts only after the thought's end. rlcore sees a prompt that ends in the mark itself."""
     partial_credit: Annotated[float, at_least_below(0, 1, "A program that passes all tests earns 1.")] = 0.0
     """Reward of a program that fails some tests: this, times the share that it passes. With 0.0 the tests end at the first
     one that fails."""

@@ -33,7 +33,7 @@ class CodeEnvironment:
 
     async def step(self, state: Any, turn: spi.Turn) -> spi.StepResult:
         """1.0, `partial_credit` of what has been passed, or 0.0. PluginError where programs cannot be run."""
-        program = last_program(turn.text, is_thinking=self._config.thought_in_prompt)
+        program = last_program(turn.text, is_thinking=turn.begins_in_thought or self._config.thought_in_prompt)
         if program is None:
             return spi.StepResult(reward=0.0, done=True, metrics={"answered": 0.0})
         credit = self._config.partial_credit

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlcore.spi import ConfigError, DataError, EnvironmentContext, Observation, ResetResult, Row, StepResult, Turn
+from rlcore.thoughts import without_thoughts
 from rlcore_math.checks import check_arithmetic
 from rlcore_math.config import ArithmeticConfig
 from rlcore_math.problems import ProblemSpace, problem_rows
@@ -13,7 +14,7 @@ WHOLE_NUMBER = re.compile(r"-?[0-9]+")
 
 
 class ArithmeticEnvironment:
-    """One turn an episode; the response, stripped, must be the answer and nothing else."""
+    """One turn an episode; the response without its thoughts, stripped, must be the answer and nothing else."""
 
     def __init__(self, context: EnvironmentContext, config: ArithmeticConfig) -> None:  # noqa: ARG002
         if problems := check_arithmetic(None, config):
@@ -36,7 +37,7 @@ class ArithmeticEnvironment:
 
     async def step(self, state: Any, turn: Turn) -> StepResult:
         """1.0 for the answer, else the partial credit; its components tell that apart from whether it is a whole number."""
-        response = turn.text.strip()
+        response = without_thoughts(turn.text, is_thinking=turn.begins_in_thought).strip()
         exact = response == state
         well_formed = WHOLE_NUMBER.fullmatch(response) is not None
         reward = 1.0 if exact else self._config.partial_credit * _share_of_digits(response, state) if well_formed else 0.0

@@ -16,6 +16,7 @@ from rlcore.spi import (
     ToolCall,
     Turn,
 )
+from rlcore.thoughts import without_thoughts
 from rlcore_math.checks import check_calculator
 from rlcore_math.config import CalculatorConfig
 from rlcore_math.expressions import evaluate
@@ -66,7 +67,8 @@ class CalculatorEnvironment:
         """The results of a turn's calls; or, of a turn without any, what the answer earns."""
         answer, used = state
         if not turn.tool_calls:
-            right = used and turn.content.strip() == answer
+            said = without_thoughts(turn.content, is_thinking=turn.begins_in_thought).strip()
+            right = used and said == answer
             reward = (1.0 - self._config.call_reward) if right else 0.0
             return StepResult(
                 reward=reward,

@@ -72,8 +72,9 @@ class MathConfig:
     """Only an answer within \\boxed{} counts; else the last expression of a response without a box does too. Of several boxes
     the last one counts; one that is empty or never closed is none."""
     thought_in_prompt: bool = False
-    """True where the chat template or the row's prompt opens a thought, as DeepSeek-R1's does with `<think>`: an answer then
-    counts only after the thought's end. Text between `<think>` and `</think>`, or other families' marks, never counts."""
+    """True where the prompt begins a thought and ends in other text than `<think>`, such as `<think>\\nOkay`. An answer then
+    counts only after the thought's end. rlcore sees a prompt that ends in the mark itself. Text between `<think>` and
+    `</think>`, or other families' marks, never counts."""
     verification_timeout_s: Annotated[float, at_least(0.1)] = 3.0
     """Most seconds of a processor's time to check one response, however busy the machine is; one that takes longer is wrong and
     counted as `environment/verification_timed_out`."""

@@ -34,7 +34,7 @@ class MathEnvironment:
 
     async def step(self, state: Any, turn: spi.Turn) -> spi.StepResult:
         """1.0 or 0.0. DataError where the reference is no answer; RewardError where the process that checks was killed."""
-        response = without_thoughts(turn.text, is_thinking=self._config.thought_in_prompt)
+        response = without_thoughts(turn.text, is_thinking=turn.begins_in_thought or self._config.thought_in_prompt)
         verdict = await self._verifier.judge(state, response, require_boxed=self._config.require_boxed)
         if verdict == "unreadable_reference":
             field = self._config.answer_field

@@ -8,6 +8,7 @@ from math import ceil, floor
 
 from attrs import frozen
 
+from rlcore_math.inequalities import approximate, solved
 from rlcore_math.plain_numbers import plain_number
 
 SEPARATOR = r"(?:(?:\\middle\s*)?(?:[|:;]|\\(?:mid|vert|colon)(?![A-Za-z]))|(?:\\text\s*\{\s*)?such that\s*\}?)"
@@ -210,10 +211,11 @@ def _clause(text: str, variable: str) -> _Spans:
         return _beside(match)
     signs = [sign.removesuffix("q") for sign in RELATION.findall(text)]
     sides = [side.strip() for side in RELATION.split(text)]
-    if not all(sides) or sides.count(variable) != 1 or len(signs) not in (1, 2):
+    if not all(sides) or len(signs) not in (1, 2):
         raise _OtherForm
-    if any(re.search(rf"(?<![\\A-Za-z]){variable}(?![A-Za-z])", side) for side in sides if side != variable):
-        raise _OtherForm
+    others = [side for side in sides if side != variable]
+    if len(others) != len(signs) or any(re.search(rf"(?<![\\A-Za-z]){variable}(?![A-Za-z])", side) for side in others):
+        return _common([_solution(*relation, variable) for relation in zip(sides, signs, sides[1:], strict=False)])
     if len(signs) == 2:
         first, second = (f"{sides[0]}{signs[0]} {variable}", f"{variable}{signs[1]} {sides[2]}")
         if sides[1] != variable or not ({*signs} <= {"<", "\\le"} or {*signs} <= {">", "\\ge"}):
@@ -225,9 +227,20 @@ def _clause(text: str, variable: str) -> _Spans:
     return _RELATIONS[sign](other)
 
 
+def _solution(left: str, sign: str, right: str, variable: str) -> _Spans:
+    """Return the numbers for which a relation holds that is to be solved."""
+    found = solved(left, sign, right, variable)
+    if found is None:
+        raise _OtherForm
+    return [_Span(*bounds) for bounds in found]
+
+
 def _beside(match: re.Match[str]) -> _Spans:
     """Return the numbers that a DISTANCE allows."""
-    center, radius = _value(match[2] or "0") * (1 if match[1] == "-" else -1), _value(match[4])
+    middle, distance = plain_number(match[2] or "0"), plain_number(match[4])
+    if middle is None or distance is None:
+        raise _OtherForm
+    center, radius = middle.value * (1 if match[1] == "-" else -1), distance.value
     low, high, is_closed = str(center - radius), str(center + radius), match[3] not in ("<", ">")
     if match[3] in ("<", "\\le"):
         return [_Span(low, is_closed, high, is_closed)]
@@ -287,10 +300,12 @@ def _sign(bound: str) -> str:
 
 
 def _value(bound: str) -> Fraction:
+    """Return the number that orders a bound: the bound itself, or its first digits."""
     number = plain_number(bound)
-    if number is None:
+    value = approximate(bound) if number is None else number.value
+    if value is None:
         raise _OtherForm
-    return number.value
+    return value
 
 
 def _written(spans: _Spans) -> str:

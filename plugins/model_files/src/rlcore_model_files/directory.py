@@ -1,4 +1,5 @@
-"""Find the faults of a Hugging Face model directory from its files alone, without importing torch or transformers."""
+"""Find the faults of a Hugging Face model directory from its files alone. Only a tokenizer without a usual vocabulary imports
+transformers."""
 
 import json
 import re
@@ -6,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlcore.installed import is_installed
 from rlcore.model_files import AGAIN, CONFIG_FILE, config_number, read_object
 from rlcore.schema.file_limits import MAX_BYTES, expanded, read_file, require_file, unique_keys, without_waiting
 from rlcore.schema.suggestions import similar_path
@@ -255,11 +257,30 @@ def _tokenizer_problems(directory: Path) -> Iterator[Problem]:
 
 
 def has_vocabulary(directory: Path) -> bool:
-    """Return whether a directory has the vocabulary of a tokenizer, or Python code for one."""
+    """Return whether a directory has the vocabulary of a tokenizer, Python code for one, or the name of a class without one."""
     names = {file.name for file in directory.iterdir()}
     settings = read_object(directory / "tokenizer_config.json") if "tokenizer_config.json" in names else {}
-    has_code = isinstance(settings, dict) and bool(settings.get("auto_map"))
-    return has_code or {"vocab.json", "merges.txt"} <= names or any(map(VOCABULARY.fullmatch, names))
+    if isinstance(settings, dict) and settings.get("auto_map"):
+        return True
+    if {"vocab.json", "merges.txt"} <= names or any(map(VOCABULARY.fullmatch, names)):
+        return True
+    config = read_object(directory / CONFIG_FILE)
+    tables = [table for table in (settings, config) if isinstance(table, dict)]
+    named = next((name for table in tables if isinstance(name := table.get("tokenizer_class"), str)), "")
+    needed = _files_of_class(named)
+    return needed is not None and needed <= names
+
+
+def _files_of_class(name: str) -> frozenset[str] | None:
+    """Return the files that a tokenizer's class of transformers reads, which may be none, as of ByT5 and CANINE; None for other
+    names, and where transformers is not installed."""
+    if not name or not is_installed("transformers"):
+        return None
+    import transformers  # it takes a second, for directories that hold no usual vocabulary
+
+    kind = getattr(transformers, name, None)
+    files = getattr(kind, "vocab_files_names", None)
+    return frozenset(files.values()) - {"tokenizer_config.json"} if isinstance(files, dict) else None
 
 
 def _vocabulary_problems(directory: Path, file: Path, content: dict[str, Any]) -> Iterator[Problem]:

@@ -115,13 +115,18 @@ def _is_narrow(name: str, entry: Mapping[str, Any]) -> bool:
     return bool(_OTHER_NUMBERS.fullmatch(dtype)) or bool(name.endswith(_INTEGER_WEIGHTS) and _INTEGERS.fullmatch(dtype))
 
 
+PREDICTS_FURTHER = ".eh_proj.weight"
+"""The end of the name of a tensor that only layers which predict further tokens have."""
+
+
 def _layer_problems(directory: Path, text: Mapping[str, Any], tensors: Mapping[str, Any]) -> Iterator[Problem]:
     numbers = {int(match[1]) for name in tensors if (match := _LAYER.match(name))}
     stated, ahead = text.get("num_hidden_layers"), text.get("num_nextn_predict_layers")
     if not numbers or type(stated) is not int:
         return
     most = stated + (ahead if type(ahead) is int else 0)
-    if max(numbers) >= most or len(numbers) < stated:
+    heads = {int(match[1]) for name in tensors if (match := _LAYER.match(name)) and name.endswith(PREDICTS_FURTHER)}
+    if max(numbers) >= most or len(numbers) < stated or numbers - {*range(stated), *heads}:
         yield _problem(directory, f"weights of {len(numbers)} layers", f"{stated}, as num_hidden_layers says")
 
 

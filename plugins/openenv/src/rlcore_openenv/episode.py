@@ -6,6 +6,7 @@ from typing import Any
 from attrs import define, field
 
 from rlcore.spi import EpisodeResult, PluginError, RewardError, Row
+from rlcore.thoughts import without_thoughts
 from rlcore_openenv.actions import Attempt, Translate, tools_of
 from rlcore_openenv.config import OpenEnvConfig
 from rlcore_openenv.connection import INVALID, Connection, Observed, RefusedError, fault_text
@@ -44,13 +45,15 @@ class Episode:
         tools = await self._tools() if self.config.action == "tools" else []
         self._open(row)
         while not self.is_done and self.num_turns < self.config.max_turns:
-            message = await self.policy.answer(self.messages, tools)
-            if message is None:
+            choice = await self.policy.answer(self.messages, tools)
+            if choice is None:
                 self.is_too_long = True
                 break
             self.num_turns += 1
+            message = choice["message"]
             self.messages.append(message)
-            await self._answered(message)
+            said = without_thoughts(message["content"] or "", is_thinking=choice.get("begins_in_thought", False))
+            await self._answered({**message, "content": said})
         if self.num_turns == 0:
             raise RewardError("the first observation has more tokens than rollout.max_prompt_tokens leaves room for")
         return self._result()

@@ -21,8 +21,8 @@ class Policy:
         self._session = session
 
     async def answer(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-        """Return the assistant's message that follows; None where the conversation has no room for one. RewardError where the
-        request is refused."""
+        """Return the choice with the assistant's message that follows; None where the conversation has no room for one.
+        RewardError where the request is refused."""
         body: dict[str, Any] = {"model": self._session.model, "messages": list(messages)}
         if tools:
             body["tools"] = list(tools)
@@ -33,8 +33,8 @@ class Policy:
                 continue
             reply = json.loads(text)
             if status == OK:
-                message: dict[str, Any] = reply["choices"][0]["message"]
-                return message
+                choice: dict[str, Any] = reply["choices"][0]
+                return choice
             if reply["error"]["code"] == TOO_LONG:
                 return None
             raise RewardError(f"the policy did not answer: status {status}: {reply['error']['message']}")

@@ -4,9 +4,10 @@ from rlcore.thoughts import without_thoughts
 from rlcore_reasoning_gym.config import ReasoningGymConfig
 
 
-def answer_of(response: str, config: ReasoningGymConfig) -> str | None:
-    """The answer, without white space around it; None where the response has none, or has it in a thought alone."""
-    response = without_thoughts(response, is_thinking=config.thought_in_prompt)
+def answer_of(response: str, config: ReasoningGymConfig, *, is_thinking: bool = False) -> str | None:
+    """The answer, without white space around it; None where the response has none, or has it in a thought alone. With
+    `is_thinking` the response begins within a thought."""
+    response = without_thoughts(response, is_thinking=is_thinking or config.thought_in_prompt)
     if config.answer_from == "tag":
         answer = _within(response, config.answer_tag)
     elif config.answer_from == "last_line":

@@ -43,8 +43,8 @@ class ReasoningGymConfig:
     answer_tag: Annotated[str, _TAG] = "answer"
     """The tag of answer_from = "tag"."""
     thought_in_prompt: bool = False
-    """True where the chat template or the row's prompt opens a thought, as DeepSeek-R1's does with `<think>`: an answer then
-    counts only after the thought's end."""
+    """True where the prompt begins a thought and ends in other text than `<think>`, such as `<think>\\nOkay`. An answer then
+    counts only after the thought's end. rlcore sees a prompt that ends in the mark itself."""
     instruction: str | None = None
     """The text below the question. None: a sentence that asks for the answer where answer_from looks for it."""
     prompt_format: Literal["text", "chat"] = "chat"

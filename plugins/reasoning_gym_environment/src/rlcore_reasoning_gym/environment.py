@@ -40,7 +40,7 @@ class ReasoningGymEnvironment:
     async def step(self, state: Any, turn: Turn) -> StepResult:
         """The score of the answer: 0.0 where the response has none, success where it is all of 1."""
         family, level, entry = state
-        answer = answer_of(turn.text, self._config)
+        answer = answer_of(turn.text, self._config, is_thinking=turn.begins_in_thought)
         found = Score()
         if answer is not None:
             options = json.dumps(dict(self._config.families[family].options))

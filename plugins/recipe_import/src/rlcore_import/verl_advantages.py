@@ -95,13 +95,12 @@ def _critic(source: Source, values: dict[str, Any]) -> None:
     if path and path != values["model.path"]:
         values["critic.path"] = path
     values[f"{PPO}.value_clip"] = source.number("critic.cliprange_value", 0.5, above=0, infinite=True)
-    if source.text("critic.loss_agg_mode", "token-mean") != "token-mean":
+    if source.text("critic.loss_agg_mode", str(source.look(f"{ACTOR}.loss_agg_mode") or "token-mean")) != "token-mean":
         source.report("critic.loss_agg_mode", "the critic's loss is the mean over tokens")
-    of_optimizer = "the critic has the policy's schedule and moments"
-    for key, what in (
-        ("ppo_mini_batch_size", "the critic makes as many updates as the policy"),
-        *((f"optim.{name}", of_optimizer) for name in LIKE_THE_POLICY.split()),
-    ):
-        found = source.take(f"critic.{key}")
-        if found is not None and found != source.look(f"{ACTOR}.{key}"):
-            source.report(f"critic.{key}", what)
+    size = source.take("critic.ppo_mini_batch_size")
+    if size is not None and size != source.look(f"{ACTOR}.ppo_mini_batch_size"):
+        source.report("critic.ppo_mini_batch_size", "the critic makes as many updates as the policy")
+    for name, default in LIKE_THE_POLICY.items():
+        own, policys = source.take(f"critic.optim.{name}"), source.look(f"{ACTOR}.optim.{name}")
+        if (default if own is None else own) != (default if policys is None else policys):
+            source.report(f"critic.optim.{name}", "the critic has the policy's schedule and moments")

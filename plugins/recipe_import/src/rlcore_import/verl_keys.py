@@ -1,5 +1,7 @@
 """verl's keys that the importer maps, each with its meaning in a recipe; verl_rows has the others."""
 
+from typing import Any
+
 from rlcore_import.source import of_each
 from rlcore_import.verl_rows import ACTOR, CORRECTION, MODEL, POLICY_LOSS, ROLLOUT, ROWS
 
@@ -9,11 +11,22 @@ ENGINES = ("fsdp_config", "megatron", "veomni", "torchtitan")
 """The actor's tables of engines; each engine reads its own."""
 PARTIAL_SWITCHES = ("reward_model.enable", "reward.reward_model.enable", f"{ROLLOUT}.multi_turn.enable")
 """Keys `enable` that switch off a part of their table."""
-LIKE_THE_POLICY = (
-    "lr_warmup_steps lr_warmup_steps_ratio lr_scheduler_type lr_decay_style warmup_style decay_type min_lr_ratio min_lr lr_min "
-    "min_lr_factor lr_decay_steps betas eps"
-)
-"""Options of a critic's optimizer for which rlcore takes the policy's."""
+LIKE_THE_POLICY: dict[str, Any] = {
+    "lr_warmup_steps": -1,
+    "lr_warmup_steps_ratio": 0,
+    "lr_scheduler_type": "constant",
+    "lr_decay_style": "constant",
+    "warmup_style": None,
+    "decay_type": "linear",
+    "min_lr_ratio": 0,
+    "min_lr": 0,
+    "lr_min": 0,
+    "min_lr_factor": 0,
+    "lr_decay_steps": None,
+    "betas": [0.9, 0.999],
+    "eps": 1e-8,
+}
+"""Options of a critic's optimizer for which rlcore takes the policy's, each with verl's default."""
 MAPPED: dict[str, str] = {
     "data.train_batch_size": "training.prompts_per_step",
     "data.gen_batch_size": "training.prompts_per_step if neither trainer.use_v1 nor filter_groups is on",
@@ -167,8 +180,8 @@ MAPPED: dict[str, str] = {
     "critic.optim.clip_grad": "critic.max_grad_norm",
     "critic.grad_clip": "critic.max_grad_norm, below optim.clip_grad",
     "critic.ppo_mini_batch_size": "no key if equal to the actor's",
-    **of_each(["critic.optim"], dict.fromkeys(LIKE_THE_POLICY.split(), "no key if equal to the actor's")),
-    "critic.loss_agg_mode": "no key if token-mean",
+    **of_each(["critic.optim"], dict.fromkeys(LIKE_THE_POLICY, "no key if equal to the actor's")),
+    "critic.loss_agg_mode": "no key if token-mean; the actor's by default",
     "critic.model.path": "critic.path",
     "critic.cliprange_value": "algorithm.ppo.value_clip",
     "trainer.critic_warmup": "critic.warmup_steps = this - 1",

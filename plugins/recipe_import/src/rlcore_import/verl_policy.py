@@ -194,7 +194,7 @@ def _schedule(source: Source, values: dict[str, Any], prefix: str) -> None:
     key = f"{prefix}.{engine.decay}"
     if engine.section == _FSDP.section and source.text(f"{prefix}.warmup_style"):
         key = f"{prefix}.warmup_style"  # the older name, which counts where it is set
-    decay = source.text(key, "linear" if engine is _TORCHTITAN else "constant")
+    decay = source.text(key, {_TORCHTITAN.section: "linear", _VEOMNI.section: "cosine"}.get(engine.section, "constant"))
     least = source.number(f"{prefix}.{engine.least}", 0.0, least=0)
     source.ignore(*(f"{prefix}.{name}" for name in ("lr_scheduler_type", "lr_decay_style", "decay_type", "warmup_style")))
     source.ignore(*(f"{prefix}.{name}" for name in ("min_lr_ratio", "min_lr", "lr_min", "min_lr_factor", "lr_decay_steps")))

@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 from rlcore.model_files import CONFIG_FILE, read_object
 from rlcore.schema.file_limits import expanded
 from rlcore.schema.suggestions import similar_path
-from rlcore.spi import CheckContext, Note, Problem
+from rlcore.spi import CheckContext, ModelSpec, Note, Problem
 from rlcore_model_files.directory import model_problems
 from rlcore_reward_model.config import RewardModelConfig
 from rlcore_reward_model.plan import known_model
+from rlcore_torchkit.huggingface.class_trial import class_problems
 
 SECTION = "environment.reward_model"
 
@@ -49,6 +50,8 @@ def _model_problems(config: RewardModelConfig) -> Iterator[Problem]:
         yield Problem(path=str(file), found=f"architecture {classes[0]}", expected=expected, remedy=remedy)
     elif num_labels != 1:
         yield Problem(path=str(file), found=f"{num_labels} labels", expected="one label, whose value is the reward")
+    else:
+        yield from class_problems(ModelSpec(path=config.path), "value")
 
 
 def _option_problems(context: CheckContext, config: RewardModelConfig) -> Iterator[Problem]:

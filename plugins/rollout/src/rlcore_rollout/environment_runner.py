@@ -54,12 +54,12 @@ class EpisodeRunner:
         max_concurrent: int | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        """`owner` is what messages call the environment; `max_concurrent` is what its provider says of the same name. Its
-        tokens are below `vocab_size`, where that is known."""
+        """`max_concurrent` is what its provider says of the same name. Its tokens are below `vocab_size`, if that is known."""
         self.timeout_s = timeout_s
         self.max_concurrent = MAX_CONCURRENT if max_concurrent is None else min(max_concurrent, MAX_CONCURRENT)
         self._environment: Any = environment
-        self._owner = owner
+        self.owner = owner
+        """What messages call the environment."""
         self._on_error = on_error
         self.vocab_size = vocab_size
         self._thread: LoopThread | None = None
@@ -177,7 +177,7 @@ class EpisodeRunner:
         close = getattr(self._environment, "close", None)
         try:
             if close is not None:  # while the event loop turns, which has its connections
-                with attributed("raised in close of", self._owner), in_time(f"close of {self._owner}"):
+                with attributed("raised in close of", self.owner), in_time(f"close of {self.owner}"):
                     close()
         finally:
             if self._thread is not None:
@@ -185,7 +185,7 @@ class EpisodeRunner:
                 self._thread = None
 
     def _where(self, call: Call[Any]) -> str:
-        return f"{self._owner}.{call.function}, {call.describe()}"
+        return f"{self.owner}.{call.function}, {call.describe()}"
 
     def _all(self, calls: Sequence[Call[Result]]) -> list[Result | Failure]:
         """Return the result or failure of each call; with the first failure that the recipe does not let pass, the rest is not
@@ -269,7 +269,7 @@ class LoopTaskHandle:
                     raise CancelledError
                 return False  # another thread is about to begin it
             if self._thread.ends(self._future, timeout_s):
-                self._future.result()
+                self._require_completed(self._future)
                 return True
             if self._thread is not self._runner.thread():  # other work on it got stuck, and took this one's event loop along
                 self.calls.is_over = True
@@ -285,6 +285,18 @@ class LoopTaskHandle:
                 self._give_up()
                 self.start()
             return False
+
+    def _require_completed(self, future: Future[None]) -> None:
+        """Raise what the work raised. RewardError where the environment's code cancelled it, such as by `asyncio.all_tasks`."""
+        try:
+            future.result()
+        except CancelledError as error:
+            if self._is_cancelled:
+                raise
+            raise RewardError(
+                f"code of the {self._runner.owner} cancelled tasks of its event loop that are not its own; expected it to "
+                "cancel those alone that it created"
+            ) from error
 
     def _is_blocked(self, quiet_s: float) -> bool:
         """Return whether the event loop has not answered for too long: for the limit of a call, while it executes one."""

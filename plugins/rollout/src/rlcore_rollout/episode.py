@@ -11,6 +11,7 @@ from attrs import define, evolve, field
 from rlcore.spi import FinishReason, Observation, SamplingMask, SamplingParams, StepResult, Tool, ToolCall, Turn
 from rlcore.spi.arrays import AnyArray, Float32Array, Int16Array, Int32Array
 from rlcore.spi.execution import Responses
+from rlcore.thoughts import MARK_TOKENS
 
 Decode: TypeAlias = Callable[[Sequence[int] | Int32Array], str]
 
@@ -198,7 +199,20 @@ class Episode:
             self.partial_turn = (*self.partial_turn, sampled.tokens)
             self.stops += (self.length,)
 
-    def add_turn(self, sampled: Completion, text: str, content: str | None = None, tool_calls: Sequence[ToolCall] = ()) -> None:
+    def before_turn(self) -> Int32Array:
+        """int32 [length]: the last tokens in front of the present turn, among which the mark of a thought is."""
+        end = self.length - self.num_partial_tokens
+        return self.context()[max(end - MARK_TOKENS, 0) : end]
+
+    def add_turn(
+        self,
+        sampled: Completion,
+        text: str,
+        content: str | None = None,
+        tool_calls: Sequence[ToolCall] = (),
+        *,
+        begins_in_thought: bool = False,
+    ) -> None:
         """Append a turn of the policy, or the rest of it; `text` is the whole turn's, and `content` is it without the calls."""
         self._take(sampled)
         self.finish_reason = sampled.finish_reason
@@ -217,6 +231,7 @@ class Episode:
             finish_reason=sampled.finish_reason,
             content=text if content is None else content,
             tool_calls=tool_calls,
+            begins_in_thought=begins_in_thought,
         )
 
     def score(self, answer: StepResult) -> None:

@@ -16,6 +16,7 @@ from attrs import frozen
 from rlcore.run.data.text import History, renderer
 from rlcore.run.train_step.scorers import OnTokens
 from rlcore.spi import DataError, FinishReason, SamplingParams, Tokenizer, Tool, ToolCall, ToolParser
+from rlcore.thoughts import opened_thought
 from rlcore_rollout.environment_calls import EnvironmentCalls, TaskPool
 from rlcore_rollout.environment_results import Failure, MaskedFailures
 from rlcore_rollout.environment_runner import EpisodeRunner
@@ -174,13 +175,14 @@ class Turns:
 
     def _say(self, episode: Episode, sampled: Completion) -> None:
         text = sampled.text
+        calls: tuple[str, Sequence[ToolCall]] | tuple[()] = ()
+        mark = opened_thought(self._tokenizer.show(episode.before_turn()))
         if episode.partial_turn or episode.tools:
             begun = [token for piece in episode.partial_turn for token in piece.tolist()]
             tokens = [*begun, *sampled.tokens.tolist()]
             text = self._tokenizer.decode(tokens) if begun else text
-            episode.add_turn(sampled, text, *(self._calls_in(tokens, episode.tools) if episode.tools else ()))
-        else:
-            episode.add_turn(sampled, text)
+            calls = self._calls_in(tokens, episode.tools, mark) if episode.tools else ()
+        episode.add_turn(sampled, text, *calls, begins_in_thought=bool(mark))
         if self.conversations is not None:
             last = int(sampled.tokens[-1]) if len(sampled.tokens) else None
             self.conversations.add_turn(episode.number, text, last)
@@ -188,11 +190,14 @@ class Turns:
         if self._options.on_tokens is not None and self._options.max_turns == 1:
             self._options.on_tokens(episode.context(), episode.images)
 
-    def _calls_in(self, tokens: Sequence[int], tools: Sequence[Tool]) -> tuple[str, Sequence[ToolCall]]:
-        """The text of a turn without its calls of tools, and these. Some forms have special tokens in them."""
+    def _calls_in(self, tokens: Sequence[int], tools: Sequence[Tool], mark: str) -> tuple[str, Sequence[ToolCall]]:
+        """The text of a turn without its calls of tools, and these. Some forms have special tokens in them. `mark` begins the
+        thought that the prompt ends in."""
         assert self._options.tool_parser is not None, "it is asked for where episodes begin"
         ended = bool(tokens) and tokens[-1] in self._options.sampling.stop_token_ids
-        return self._options.tool_parser.parse(self._tokenizer.show(tokens[:-1] if ended else tokens), tools)
+        said = self._tokenizer.show(tokens[:-1] if ended else tokens)
+        content, calls = self._options.tool_parser.parse(f"{mark}{said}", tools)
+        return content.removeprefix(mark), calls
 
     def _time_out(self, watched: Sequence["weakref.ref[Episode]"], stopped_s: float) -> None:
         """Mask those of some episodes that go on, whatever the recipe does with failures. `stopped_s` is what the generator had

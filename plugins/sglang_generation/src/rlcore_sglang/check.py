@@ -1,4 +1,5 @@
-"""Checks of the generator's options and model before anything is allocated; imports neither torch, transformers nor SGLang."""
+"""Checks of the generator's options and model before anything is allocated. Importing this file imports neither torch,
+transformers nor SGLang."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,6 +7,7 @@ from rlcore.spi import CheckContext, Note, Problem
 from rlcore_sglang.config import SglangConfig
 from rlcore_sglang.settings import OWN_ARGUMENTS
 from rlcore_torchkit.architectures.dims import ModelDims
+from rlcore_torchkit.huggingface.class_trial import class_problems
 from rlcore_torchkit.huggingface.model_check import config_file, model_config, position_problems
 from rlcore_torchkit.huggingface.models import architecture_problems
 
@@ -21,6 +23,7 @@ def check(context: CheckContext, config: SglangConfig) -> Sequence[Problem | Not
         problems += position_problems(model, config_file(context), context.max_sequence_length)
         dims = ModelDims.of(model)
         problems += [] if dims is None else model_problems(dims, config)
+        problems = problems or class_problems(context.model, context.head)
     return problems or ([Note(path=SECTION, text=UNTRIED)] if context.device == "cuda" else [])
 
 

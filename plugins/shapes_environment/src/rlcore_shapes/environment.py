@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlcore.spi import DataError, EnvironmentContext, LazyRows, Observation, ResetResult, Row, StepResult, Turn
+from rlcore.thoughts import without_thoughts
 from rlcore_shapes.config import ShapesConfig
 from rlcore_shapes.drawing import draw
 
@@ -11,7 +12,7 @@ STREAMS = {"train": 0, "evaluation": 1}
 
 
 class ShapesEnvironment:
-    """One turn an episode; the response, stripped, must be the number and nothing else."""
+    """One turn an episode; the response without its thoughts, stripped, must be the number and nothing else."""
 
     def __init__(self, context: EnvironmentContext, config: ShapesConfig) -> None:  # noqa: ARG002 - drawings have their own seed
         self._config = config
@@ -38,5 +39,5 @@ class ShapesEnvironment:
 
     async def step(self, state: Any, turn: Turn) -> StepResult:
         """1.0 for the number, else nothing."""
-        is_right = turn.text.strip() == state
+        is_right = without_thoughts(turn.text, is_thinking=turn.begins_in_thought).strip() == state
         return StepResult(reward=float(is_right), done=True, success=is_right)

@@ -19,6 +19,7 @@ from rlcore.spi import (
     Row,
     SessionEndpoint,
 )
+from rlcore.thoughts import without_thoughts
 from rlcore_textarena.check import OPPONENTS, check
 from rlcore_textarena.config import POLICY, TextArenaConfig
 from rlcore_textarena.game import Game, known_games
@@ -81,11 +82,11 @@ class TextArenaEnvironment:
                 said = messages[player]
                 said.append({"role": "user", "content": text})
                 if player != task.player and task.opponent is not None:
-                    answer = _opponents_answer(task.opponent, said, random)
+                    answer = move = _opponents_answer(task.opponent, said, random)
                 else:
-                    answer = await _ask(client, session.model, said, game=task.game, record=player == task.player)
+                    answer, move = await _ask(client, session.model, said, game=task.game, record=player == task.player)
                 said.append({"role": "assistant", "content": answer})
-                done = game.act(answer)
+                done = game.act(move)
                 num_turns += 1
         return _result(game, task.player, num_turns, done=done)
 
@@ -110,8 +111,9 @@ class TextArenaEnvironment:
         return Task(game=str(game), seed=seed, player=player, opponent=play)  # type: ignore[arg-type]
 
 
-async def _ask(client: Any, model: str, messages: Sequence[Message], *, game: str, record: bool) -> str:
-    """The policy's answer; where it is not recorded, it is not trained on."""
+async def _ask(client: Any, model: str, messages: Sequence[Message], *, game: str, record: bool) -> tuple[str, str]:
+    """The policy's answer, and its move, which is the answer without thoughts. An answer that is not recorded is not trained
+    on."""
     try:
         reply = await client.chat.completions.create(model=model, messages=messages, extra_body={"record": record})
     except openai.APIError as error:
@@ -119,7 +121,9 @@ async def _ask(client: Any, model: str, messages: Sequence[Message], *, game: st
         if getattr(error, "code", None) == "context_length_exceeded":
             remedy = f". A game of {game} is longer: raise rollout.max_prompt_tokens, or lower rollout.max_response_tokens"
         raise RewardError(f"the policy's turn {len(messages) // 2 + 1} in {game} was refused: {error}{remedy}") from error
-    return reply.choices[0].message.content or ""
+    choice = reply.choices[0]
+    answer = choice.message.content or ""
+    return answer, without_thoughts(answer, is_thinking=getattr(choice, "begins_in_thought", False))
 
 
 def _opponents_answer(opponent: Opponent, messages: Sequence[Message], random: Random) -> str:

@@ -1,5 +1,4 @@
-"""Checks of the generator's model before anything is allocated; imports neither torch nor, for described families,
-transformers."""
+"""Checks of the generator's model before anything is allocated. Importing this file imports neither torch nor transformers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,6 +7,7 @@ from rlcore.model_files import read_object
 from rlcore.schema.file_limits import expanded
 from rlcore.spi import CheckContext, Problem
 from rlcore_torchkit.architectures.decoders import described_family, is_image_model, length_problems, state_kinds
+from rlcore_torchkit.huggingface import class_trial
 from rlcore_torchkit.huggingface.model_check import (
     config_file,
     model_config,
@@ -28,9 +28,10 @@ def check(context: CheckContext, config: TransformersConfig) -> Sequence[Problem
         return problems
     path, longest = context.model.path, context.max_sequence_length
     if described_family(content, path) is None:
-        return [*class_problems(content, path, longest), *undescribed_problems(content, context)]
-    model = model_config(context)
-    return [] if model is None else model_problems(model, path, longest, routed_experts=context.replays_routing)
+        problems = [*class_problems(content, path, longest), *undescribed_problems(content, context)]
+    elif (model := model_config(context)) is not None:
+        problems = model_problems(model, path, longest, routed_experts=context.replays_routing)
+    return problems or class_trial.class_problems(context.model, context.head)
 
 
 def model_problems(

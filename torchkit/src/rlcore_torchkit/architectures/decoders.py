@@ -10,6 +10,7 @@ from rlcore.spi.errors import ModelError, Problem
 from rlcore_model_files.weight_headers import TEXT_KEYS
 from rlcore_torchkit.architectures.architecture import ARCHITECTURES, Architecture
 from rlcore_torchkit.architectures.registry import find_architecture
+from rlcore_torchkit.requirements import newer_transformers
 from rlcore_torchkit.transformers_import import import_transformers
 
 ATTENTION_KINDS = {"full_attention", "sliding_attention"}
@@ -104,10 +105,11 @@ def _class_problems(config: Mapping[str, Any], path: str, trust_remote_code: boo
             remedy = "Read it, and then set model.trust_remote_code to true"
             yield Problem(path=path, found=given, expected=f"{expected}, or code that the recipe trusts", remedy=remedy)
     elif known is None:
-        yield Problem(path=path, found=f"model_type {model_type}", expected=expected)
+        yield Problem(path=path, found=f"model_type {model_type}", expected=expected, remedy=newer_transformers(config))
     elif found != known:
         expected = f"{known}, the language model of model_type {model_type}"
-        yield Problem(path=path, found=f"architecture {found}", expected=expected, remedy=ARCHITECTURES)
+        remedy = newer_transformers(config) or ARCHITECTURES
+        yield Problem(path=path, found=f"architecture {found}", expected=expected, remedy=remedy)
 
 
 def layers_of(model: Any) -> Any:

@@ -1,6 +1,7 @@
 """Builds the class of a model without weights, to find what config.json says that cannot be computed or contradicts weights."""
 
 import json
+import os
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
@@ -46,19 +47,35 @@ def class_problems(spec: ModelSpec, head: Head = "tokens") -> list[Problem]:
     """Return the problems of a local config.json with which the model's class cannot be built, or has other tensors than the
     weights. They name the keys.
 
-    Code that comes with a model is not run, and files with faults of their own are left to `file_problems`.
+    Code that comes with a model is not run, and files with faults of their own are left to `file_problems`. Trainer and
+    generator of a run ask about the same files, which are looked at once.
     """
     directory = expanded(spec.path)
+    files = sorted(directory.iterdir()) if directory.is_dir() else ()
+    states = [(file.name, state.st_mtime_ns, state.st_size) for file in files if (state := _state(file)) is not None]
+    return list(_problems(spec.path, tuple(states), head, runs_own_code=spec.trust_remote_code))
+
+
+def _state(file: Path) -> os.stat_result | None:
+    """Return the state of a file; None of a link that leads nowhere."""
+    with suppress(OSError):
+        return file.stat()
+    return None
+
+
+@lru_cache(maxsize=16)
+def _problems(path: str, _states: tuple[tuple[str, int, int], ...], head: Head, *, runs_own_code: bool) -> tuple[Problem, ...]:
+    directory = expanded(path)
     file, content = directory / CONFIG_FILE, read_object(directory / CONFIG_FILE)
     if isinstance(content, Problem) or not _has_class(content, head) or next(file_problems(directory), None) is not None:
-        return []
-    if spec.trust_remote_code and content.get("auto_map"):
-        return []  # the code that comes with the model builds another class
+        return ()
+    if runs_own_code and content.get("auto_map"):
+        return ()  # the code that comes with the model builds another class
     try:
         with loading(f"building the class of {directory}, without weights,"):
-            return list(_found(spec.path, file, content, head))
+            return tuple(_found(path, file, content, head))
     except LateError as error:
-        return [Problem(path=str(file), found=str(error), expected="numbers of layers and experts that can be built")]
+        return (Problem(path=str(file), found=str(error), expected="numbers of layers and experts that can be built"),)
 
 
 def _found(path: str, file: Path, content: Mapping[str, Any], head: Head) -> Iterator[Problem]:
@@ -71,6 +88,15 @@ def _found(path: str, file: Path, content: Mapping[str, Any], head: Head) -> Ite
     if "sliding_attention" in (values.get("layer_types") or ()) and type(window) is int and window < 1:
         expected = "a positive number, for the layers of sliding_attention"
         yield Problem(path=str(file), found=f"sliding_window = {window}", expected=expected)
+    rope = values.get("rope_parameters") or {}
+    rotated = rope.get("partial_rotary_factor", values.get("partial_rotary_factor"))
+    if (
+        rope.get("rope_type", "default") != "default"
+        and rotated not in (None, 1)
+        and described_family(content, path) is not None
+    ):
+        expected = f"1: the class of {content['model_type']} rotates whole heads with rope_type {rope['rope_type']}"
+        yield Problem(path=str(file), found=f"partial_rotary_factor = {json.dumps(rotated)}", expected=expected)
     chosen, experts = (_number(values, keys) for keys in (("num_experts_per_tok",), ("num_experts", "num_local_experts")))
     if experts and "num_experts_per_tok" in values and not 1 <= chosen <= experts:
         expected = f"1 to {experts}, which is the number of experts"
@@ -115,12 +141,14 @@ def _tensor_problems(path: str, content: Mapping[str, Any], head: Head, shapes: 
     missing = _certain({own: name for name, own in names.items() if own not in held}, held, is_described=is_described)
     surplus = {name: name for name in held.keys() - {*names.values()} - {_HEAD}}
     missing = [name for name in missing if head != "value" or name != VALUE_HEAD_WEIGHT]
-    wrong = [name for name, own in names.items() if held.get(own, shapes[name]) != shapes[name]]
+    wrong = sorted(name for name, own in names.items() if held.get(own, shapes[name]) != shapes[name])[:_MAX_NAMED]
+    longest = max(missing, key=len, default="")
+    keys = _deciding_keys([*filter(None, (longest, *wrong))], content, head)
     if missing:
         (problem,) = loading_problems(path, {"missing_keys": missing, "mismatched_keys": ()})
-        yield evolve(problem, expected=f"{problem.expected}{_by(max(missing, key=len), content, head)}")
-    for name in sorted(wrong)[:_MAX_NAMED]:
-        yield shape_problem(path, names[name], held[names[name]], shapes[name], _by(name, content, head))
+        yield evolve(problem, expected=f"{problem.expected}{keys[longest]}")
+    for name in wrong:
+        yield shape_problem(path, names[name], held[names[name]], shapes[name], keys[name])
     yield from unknown_tensors(_certain(surplus, names.values(), is_described=is_described), content, path)
 
 
@@ -206,19 +234,22 @@ def _unbuildable(file: Path, content: Mapping[str, Any], head: Head, error: Exce
     return Problem(path=str(file), found=found, expected="values from which transformers can build the model")
 
 
-def _by(name: str, content: Mapping[str, Any], head: Head) -> str:
-    """Return, in words, the keys of config.json that decide whether there is a tensor, and its shape."""
+def _deciding_keys(names: Collection[str], content: Mapping[str, Any], head: Head) -> dict[str, str]:
+    """Return, in words and by tensor, the keys of config.json that decide whether there is this tensor, and its shape."""
     from transformers import PreTrainedConfig
 
-    shape, found = _built_shapes(json.dumps(content), head).get(name), []
+    built = _built_shapes(json.dumps(content), head)
+    found: dict[str, list[str]] = {name: [] for name in names}
     unsized, until = PreTrainedConfig().to_dict().keys() - {"tie_word_embeddings"}, monotonic() + _SEARCH_S
-    for key, value in _values(content).items():
+    for key, value in _values(content).items() if names else ():
         if key in unsized or monotonic() > until:
             continue
+        said = f"{key} = {json.dumps(value)}{'' if key in content else ', which it lacks'}"
         others: tuple[Any, ...] = (2 * value, value // 2, 1) if type(value) is int else ()
         for other in (not value,) if type(value) is bool else ([],) if isinstance(value, list) else others:
             with suppress(Exception):
-                if _built_shapes(json.dumps({**content, key: other}), head).get(name) != shape:
-                    found.append(f"{key} = {json.dumps(value)}{'' if key in content else ', which it lacks'}")
-                    break
-    return f", by {listed(found, _MAX_NAMED)} in {CONFIG_FILE}" if found else ""
+                shapes = _built_shapes(json.dumps({**content, key: other}), head)
+                for name in names:
+                    if shapes.get(name) != built.get(name) and said not in found[name]:
+                        found[name].append(said)
+    return {name: f", by {listed(keys, _MAX_NAMED)} in {CONFIG_FILE}" if keys else "" for name, keys in found.items()}

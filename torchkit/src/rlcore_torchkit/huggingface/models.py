@@ -19,6 +19,7 @@ from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.decoders import decoder_problems, described_family, is_image_model
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import NO_FAMILIES, Families, find_architecture
+from rlcore_torchkit.huggingface.quantization import quantization_problems
 from rlcore_torchkit.huggingface.safetensors_files import check_hub_files, not_finite, unknown_tensors
 from rlcore_torchkit.transformers_import import import_transformers
 
@@ -78,7 +79,7 @@ def _any_decoder_problems(path: str, config: dict[str, Any], spec: ModelSpec, he
     if family is not None or head == "value":
         return _config_problems(path, config, family or find_architecture(config, path), head)
     problems = decoder_problems(config, path, trust_remote_code=spec.trust_remote_code)
-    return [*problems, *_quantization_problems(path, config)]
+    return [*problems, *quantization_problems(path, config)]
 
 
 def load_config(spec: ModelSpec, head: Head = "tokens", *, any_decoder: bool = False, families: Families = NO_FAMILIES) -> Any:
@@ -87,20 +88,28 @@ def load_config(spec: ModelSpec, head: Head = "tokens", *, any_decoder: bool = F
     architecture = any_decoder_problems(spec, head) if any_decoder else architecture_problems(spec.path, head, families)
     _raise_problems([*model_problems(spec.path), *architecture])
     import_transformers()
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PreTrainedConfig
 
     with model_errors(spec.path), quiet_transformers(), _code_in_turn() if spec.trust_remote_code else nullcontext():
+        if not expanded(spec.path).is_dir():  # on the Hub, before the classes that it needs are looked for
+            stored, _ = PreTrainedConfig.get_config_dict(spec.path, revision=spec.revision)
+            _raise_problems(_stored_problems(stored, spec, head, families, any_decoder=any_decoder))
         config = AutoConfig.from_pretrained(spec.path, revision=spec.revision, trust_remote_code=spec.trust_remote_code)
         if spec.trust_remote_code:
             _copy_code(spec, config)
-    content = config.to_dict()
-    if any_decoder:
-        _raise_problems(_any_decoder_problems(spec.path, content, spec, head))
-    else:
-        _raise_problems(_config_problems(spec.path, content, find_architecture(content, spec.path, families), head))
+    _raise_problems(_stored_problems(config.to_dict(), spec, head, families, any_decoder=any_decoder))
     if head == "value":
         config.num_labels = 1
     return config
+
+
+def _stored_problems(
+    content: dict[str, Any], spec: ModelSpec, head: Head, families: Families, *, any_decoder: bool
+) -> list[Problem]:
+    """Return the problems of a config.json that was read from the Hub, or of a transformers config's content."""
+    if any_decoder:
+        return _any_decoder_problems(spec.path, content, spec, head)
+    return _config_problems(spec.path, content, find_architecture(content, spec.path, families), head)
 
 
 def load_model(
@@ -217,17 +226,7 @@ def _raise_problems(problems: list[Problem]) -> None:
 
 def _config_problems(path: str, config: dict[str, Any], family: Architecture | Problem, head: Head) -> list[Problem]:
     problems = [family] if isinstance(family, Problem) else list(family.problems(config, path, head))
-    return [*problems, *_quantization_problems(path, config)]
-
-
-def _quantization_problems(path: str, config: dict[str, Any]) -> list[Problem]:
-    quantization = config.get("quantization_config")
-    if not quantization:
-        return []
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-    remedy = "Take the model that it was quantised from, or save it dequantised"
-    found = f"weights quantised by {method or 'an unknown method'}, as quantization_config says"
-    return [_problem(path, found, "weights in float32 or bfloat16", remedy)]
+    return [*problems, *quantization_problems(path, config)]
 
 
 def _code_in_turn() -> AbstractContextManager[None]:

@@ -52,6 +52,14 @@ EFFECTS: Mapping[str, float] = {
 }
 """The smallest effect of each figure that the check finds: a share of the temperature, else nats added to or taken from the
 logits of such tokens, for each occurrence where these are counted."""
+STOP = "stop tokens"
+FIRST_STOP = "stop tokens at the beginning of a sample"
+STOP_EFFECTS: Mapping[str, float] = {STOP: 0.3, FIRST_STOP: 1.0}
+"""As EFFECTS, of samples that end with a stop token."""
+STOP_EACH = 4
+"""Each such token of the vocabulary is a stop token, so that samples are short."""
+NUM_STOPPED = 16
+"""Samples of each prompt that may end with one."""
 MOST_BLOCKS = 16
 """Most questions that a check asks."""
 CASES = {
@@ -161,20 +169,21 @@ def described(name: str, score: Score) -> str:
     )
 
 
-def found_effects(draw: Callable[[int], BiasStatistic], vocab_size: int) -> dict[str, str]:
-    """Return a line for each figure with an effect, by name. Questions are asked until all EFFECTS are found or excluded.
+def found_effects(draw: Callable[[int], Mapping[str, Score]], effects: Mapping[str, float]) -> list[str]:
+    """Return a line for each figure with an effect. Questions are asked until all `effects` are found or excluded.
 
     AssertionError where MOST_BLOCKS questions do not tell.
     """
-    whole = BiasStatistic(vocab_size)
+    scores = {name: Score() for name in effects}
     for number in range(MOST_BLOCKS):
-        whole.join(draw(number))
-        verdicts = {name: whole.scores[name].verdict(effect) for name, effect in EFFECTS.items()}
+        for name, score in draw(number).items():
+            scores[name].join(score)
+        verdicts = {name: scores[name].verdict(effect) for name, effect in effects.items()}
         if "found" in verdicts.values() or "open" not in verdicts.values():
-            return {name: described(name, whole.scores[name]) for name, verdict in verdicts.items() if verdict == "found"}
-    unclear = "; ".join(f"{name} (an effect of {EFFECTS[name]:g})" for name, verdict in verdicts.items() if verdict == "open")
+            return [described(name, scores[name]) for name, verdict in verdicts.items() if verdict == "found"]
+    unclear = "; ".join(f"{name} (an effect of {effects[name]:g})" for name, verdict in verdicts.items() if verdict == "open")
     raise AssertionError(
-        f"the model is too sure, or too unsure, of its next token: {sum(map(len, whole.ranks))} tokens neither show nor "
+        f"the model is too sure, or too unsure, of its next token: {MOST_BLOCKS} questions neither show nor "
         f"exclude {unclear}. Override the fixtures `model` and `weights`: make_model takes an initializer_range"
     )
 
@@ -213,8 +222,31 @@ class GeneratorDistribution(GeneratorFixtures):
                 evidence.join(draw(number))
             return evidence.problems(limits) | repeated
 
-        problems = recurring(find) or list(found_effects(draw, reference.vocab_size).values())
+        problems = recurring(find) or found_effects(lambda number: draw(number).scores, EFFECTS)
         assert not problems, "sampled tokens do not come from the model's distribution: " + "; ".join(problems[:MOST_SHOWN])
+
+    def test_stop_tokens_are_sampled_as_often_as_the_model_says(
+        self, generator: GeneratorUnderTest, policy: ReferencePolicy, reference: Reference
+    ) -> None:
+        """Finds a penalty or bonus of 0.3 nats on stop tokens, and one of 1 nat at the first token of a sample, as by a least
+        number of tokens of the sampler's own, in more than 99 of 100 samplers that have them."""
+        stops = tuple(range(0, reference.vocab_size, STOP_EACH))
+        sampling = SamplingParams(stop_token_ids=stops)
+
+        def draw(number: int) -> dict[str, Score]:
+            scores = {name: Score() for name in STOP_EFFECTS}
+            question = make_long_question(reference.vocab_size, NUM_STOPPED, number)
+            for index, response in enumerate(samples_of(generator.generate(question, 0, sampling))):
+                prompt = question.prompts.sequence(index // NUM_STOPPED)
+                logits = policy.logits(np.concatenate([prompt, response]))[len(prompt) - 1 : -1]
+                share = np.exp(sampling_distribution(logits, sampling)[0])[:, stops].sum(1)
+                found = np.isin(response, stops).astype(np.float64)
+                scores[STOP].add(found, share, share * (1.0 - share))
+                scores[FIRST_STOP].add(found[:1], share[:1], share[:1] * (1.0 - share[:1]))
+            return scores
+
+        problems = found_effects(draw, STOP_EFFECTS)
+        assert not problems, "stop tokens do not come from the model's distribution: " + "; ".join(problems)
 
 
 def find_repeated_samples(question: Question, result: GenerateResult) -> dict[str, str]:

@@ -32,6 +32,7 @@ SAMPLINGS = {
     "top_k": (SamplingParams(temperature=0.8, top_k=3), (capabilities.TOP_K,)),
     "top_k_1": (SamplingParams(top_k=1), (capabilities.TOP_K,)),
     "top_p": (SamplingParams(temperature=1.3, top_p=0.7), (capabilities.TOP_P,)),
+    "top_p_alone": (SamplingParams(top_p=0.7), (capabilities.TOP_P,)),
     "top_k_top_p": (SamplingParams(temperature=1.3, top_k=5, top_p=0.8), (capabilities.TOP_K, capabilities.TOP_P)),
 }
 GREEDY = SamplingParams(temperature=0.0)
@@ -170,7 +171,11 @@ class GeneratorSampling(GeneratorFixtures):
         assert (all_stop.finish_reasons == FinishReason.STOP).all()
 
     def test_stop_strings_end_a_sample(
-        self, generator: GeneratorUnderTest, question: Question, decode: Callable[[Int32Array], str]
+        self,
+        generator: GeneratorUnderTest,
+        policy: ReferencePolicy,
+        question: Question,
+        decode: Callable[[Int32Array], str],
     ) -> None:
         """A sample ends with the token that completes a stop string in the response; the prompt's text does not count."""
         generator.require(capabilities.STOP_STRINGS)
@@ -179,7 +184,9 @@ class GeneratorSampling(GeneratorFixtures):
         prompt = decode(question.prompts.sequence(3))
         strings = (longest[2:4], prompt[:2])
         assert all(strings), "the tokenizer decodes to nothing"
-        result = generator.generate(question, 0, SamplingParams(stop_strings=strings))
+        sampling = SamplingParams(stop_strings=strings)
+        result = generator.generate(question, 0, sampling)
+        generator.assert_logprobs(policy, question, result, sampling)
         stopped = result.finish_reasons == FinishReason.STOP
         for index, sample in enumerate(samples_of(result)):
             assert not any(string in decode(sample[:-1]) for string in strings), "a sample goes on after a stop string"

@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from math import isfinite
+from typing import Any, NoReturn
 
 from rlcore.schema.file_limits import unique_keys
 from rlcore.schema.printable import lone_surrogate
@@ -17,6 +18,10 @@ MAX_DEPTH = 64
 MAX_PARTS = 500_000
 """Most opening brackets and texts in a body: to build millions of lists and keys blocks all other threads."""
 MAX_STOP_CHARACTERS = 1000
+MAX_ITEMS = 4_000_000
+"""Most commas in a body. No model reads a prompt of as many tokens."""
+MAX_DIGITS = 400
+"""Most digits of a whole number: the time to read one grows with their square."""
 _COUNTS = {"messages": 10_000, "input": 10_000, "tools": 1000, "stop": 64, "stop_token_ids": 1000}
 """Most items of each list in a request."""
 
@@ -39,22 +44,27 @@ def body_too_long(found: int | None, limit: int) -> RequestError:
 def read_json(content: bytes) -> Any:
     """Parse a body as JSON. RequestError where it is none, is nested too deep, or has half a character in a text."""
     num_texts = (content.count(b'"') - content.count(b'\\"')) // 2
-    if (found := content.count(b"[") + content.count(b"{") + num_texts) > MAX_PARTS:
-        raise RequestError(400, f"found {found} brackets and texts in the request's body; expected at most {MAX_PARTS}")
+    num_parts = content.count(b"[") + content.count(b"{") + num_texts
+    for found, most, what in ((num_parts, MAX_PARTS, "brackets and texts"), (content.count(b","), MAX_ITEMS, "commas")):
+        if found > most:
+            raise RequestError(400, f"found {found} {what} in the request's body; expected at most {most}")
     try:
-        body = json.loads(content, object_pairs_hook=unique_keys)
+        body = json.loads(
+            content, object_pairs_hook=unique_keys, parse_int=_whole, parse_float=_finite, parse_constant=_refuse_constant
+        )
     except RecursionError as error:
         raise _too_deep() from error
     except ValueError as error:
         raise RequestError(400, f"the request's body is no JSON that can be read: {error}") from error
     layer, depth = [body], 0
     while layer:  # by layers, since a recursion could exceed Python's limit
-        if depth > MAX_DEPTH:
-            raise _too_deep()
         for value in layer:
-            if isinstance(value, str) and (half := lone_surrogate(value)):
+            if not isinstance(value, str):
+                if depth == MAX_DEPTH:
+                    raise _too_deep()
+            elif half := lone_surrogate(value):
                 raise RequestError(400, f"the request's body is no JSON that can be read: it has {half}")
-        layer, depth = [inner for value in layer for inner in _inside(value)], depth + 1
+        layer, depth = [inner for value in layer for inner in _inside(value) if isinstance(inner, str | list | dict)], depth + 1
     return body
 
 
@@ -75,6 +85,22 @@ def _inside(value: Any) -> Iterator[Any]:
         yield from value.values()
     elif isinstance(value, list):
         yield from value
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"found a number of {len(digits)} digits; expected at most {MAX_DIGITS}")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    if not isfinite(number := float(digits)):
+        raise ValueError(f"found the number {digits:.20}; expected one that a float can hold")
+    return number
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")
 
 
 def _too_deep() -> RequestError:

@@ -1,9 +1,12 @@
 """Errors of the server's requests, in the form that OpenAI's clients read."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 MAX_PROBLEMS = 50
+_FIELD = re.compile(r"([a-z_]+)(\[\d+\])?: ")
+"""The field of a request that a message begins with."""
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -27,8 +30,9 @@ class RequestError(Exception):
 
     def body(self) -> dict[str, Any]:
         """Return OpenAI's JSON object of an error."""
-        kind = _TYPES.get(self.status, "server_error")
-        return {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
+        kind, field = _TYPES.get(self.status, "server_error"), _FIELD.match(str(self))
+        param = field[0].removesuffix(": ") if field is not None else None
+        return {"error": {"message": str(self), "type": kind, "param": param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
         """Return the headers that the response carries besides its content type."""

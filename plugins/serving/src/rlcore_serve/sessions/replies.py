@@ -67,7 +67,7 @@ class Reply:
         return {"prompt_token_ids": self.answered.prompt.tolist()} if wanted else {}
 
     def _choice(self, number: int, choice: Choice) -> dict[str, Any]:
-        content = self._content(number, choice)
+        content = self._content(number, choice) | ({"begins_in_thought": True} if choice.begins_in_thought else {})
         if self.request.return_token_ids:
             content |= {**self._prompt_of(is_chat=False), "token_ids": choice.sample.tokens.tolist()}
         return content

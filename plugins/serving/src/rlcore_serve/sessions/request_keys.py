@@ -174,7 +174,7 @@ def looked_up(values: Mapping[str, Any], api: Api) -> tuple[list[str], dict[str,
     for name, value in values.items():
         key = KEYS[api].get(name)
         if key is None:
-            problems.append(f"{name}: found a key that this server does not know; leave it out")
+            problems.append(f"{name:.60}: found a key that this server does not know; leave it out")
         elif key.only is None or any(_same(value, one) for one in key.only):
             continue
         elif key.passed_over(value):

@@ -143,7 +143,7 @@ class Routes:
 
     def _require_model(self, name: str) -> None:
         if name != self._model.name:
-            message = f"found no model {name!r:.100}; this server has {self._model.name!r}"
+            message = f"model: found {name!r:.100}; this server has {self._model.name!r}"
             raise RequestError(404, message, code="model_not_found")
 
 

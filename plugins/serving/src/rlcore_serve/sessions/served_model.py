@@ -10,6 +10,7 @@ from attrs import field, frozen
 
 from rlcore.spi import ChatTokenizer, DataError, FinishReason, ParseToolCalls, SamplingParams, ToolCall, capabilities
 from rlcore.spi.arrays import Int32Array
+from rlcore.thoughts import MARK_TOKENS, opened_thought
 from rlcore_serve.sessions.errors import RequestError
 from rlcore_serve.sessions.interface import Sample, Sampler, SampleRequest
 from rlcore_serve.sessions.off_loop import off_loop
@@ -32,6 +33,8 @@ class Choice:
     content: str
     """The sample's text, up to where a stop string begins, without tool calls."""
     tool_calls: Sequence[ToolCall]
+    begins_in_thought: bool = False
+    """True where the prompt ends in the mark that begins a thought."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -129,7 +132,8 @@ class ServedModel:
 
     def _answered(self, session: Session, prepared: Prepared, samples: Sequence[Sample]) -> Answered:
         session.require_open()
-        choices = [self._choice(sample, prepared.request) for sample in samples]
+        mark = opened_thought(self.tokenizer.show(prepared.tokens[-MARK_TOKENS:].tolist()))
+        choices = [self._choice(sample, prepared.request, mark) for sample in samples]
         self._record(session, prepared.prompt, prepared.request, choices)
         return Answered(prompt=prepared.tokens, choices=choices)
 
@@ -235,17 +239,19 @@ class ServedModel:
         last = answer.sample.tokens[-1:].tolist()
         return last[0] if last and last[0] in self.tokenizer.stop_token_ids and not self.tokenizer.decode(last) else None
 
-    def _choice(self, sample: Sample, request: AnswerRequest) -> Choice:
-        """An answer with a call that cannot be read is text as a whole, for its client to judge."""
+    def _choice(self, sample: Sample, request: AnswerRequest, mark: str) -> Choice:
+        """An answer with a call that cannot be read is text as a whole, for its client to judge. `mark` begins the thought that
+        the prompt ends in."""
         text = _stopped(sample.text, sample, request)
         if request.tools and self.parse is not None:
             tokens = sample.tokens.tolist()
             ended = bool(tokens) and tokens[-1] in self.tokenizer.stop_token_ids
             shown = self.tokenizer.show(tokens[:-1] if ended else tokens)  # some forms have special tokens in them
-            content, calls = self.parse(_stopped(shown, sample, request), request.tools)
+            content, calls = self.parse(f"{mark}{_stopped(shown, sample, request)}", request.tools)
             if calls and all(call.error is None for call in calls):
-                return Choice(sample=sample, content=content, tool_calls=calls)
-        return Choice(sample=sample, content=text, tool_calls=())
+                text = content.removeprefix(mark)
+                return Choice(sample=sample, content=text, tool_calls=calls, begins_in_thought=bool(mark))
+        return Choice(sample=sample, content=text, tool_calls=(), begins_in_thought=bool(mark))
 
     def _record(self, session: Session, prompt: _Prompt, request: AnswerRequest, choices: Sequence[Choice]) -> None:
         if session.record is None or not request.record:

@@ -10,11 +10,18 @@ from attrs import frozen
 from rlcore.run.data.text import EngineParser
 from rlcore.schema.suggestions import nearest
 from rlcore.spi import ConfigError, ParseToolCalls, Problem, Tool, ToolCall
-from rlcore.thoughts import behind_thought
+from rlcore.thoughts import MARKS, is_end
 
 AUTO = "auto"
 END_OF_THOUGHT, THOUGHT = "</think>", "<think>"
 HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+HARMONY = re.compile(
+    r"(?:<\|start\|>assistant)?(?: to=([\w.-]+))?<\|channel\|>(?:analysis|commentary)(?: to=([\w.-]+))?"
+    r"[^<]*(?:<\|constrain\|>\w*)?<\|message\|>(.*?)(?:<\|call\|>|<\|end\|>|(?=<\|start\|>)|\Z)",
+    re.DOTALL,
+)
+"""A message of gpt-oss that is no final answer. One to a recipient is a call."""
+BRACKET = re.compile(r"[<{\[]")
 PYTHON_TAG = "<|python_tag|>"
 _DECODER = json.JSONDecoder(parse_constant=lambda name: _refuse(f"found {name}, which is not JSON"))
 
@@ -59,11 +66,26 @@ class ToolParser:
         return f"{thought}{content}", tuple(calls)
 
 
+def behind_thought(response: str) -> str:
+    """Return what stands behind the last thought of a response; "" where that thought does not end. A mark behind an opening
+    bracket is text, as within the arguments of a call."""
+    behind, is_open, is_first = 0, False, True
+    for mark in MARKS.finditer(response):
+        if not is_end(mark):
+            is_open = is_open or BRACKET.search(response, behind, mark.start()) is None
+        elif is_open or (is_first and not mark[0].lower().startswith("assistant")):
+            behind, is_open = mark.end(), False
+        is_first = False
+    return "" if is_open else response[behind:]
+
+
 def form_of(chat_template: str | None) -> str | None:
     """Return which of the core's own forms a chat template asks the policy to write calls in; None where it is neither."""
     template = chat_template or ""
     if "<tool_call>" in template and not any(other in template for other in ("<function=", "<arg_key>")):
         return "hermes"
+    if "<|channel|>commentary" in template:
+        return "openai"
     if "ipython" in template and "parameters" in template:
         return "llama3_json"
     return None
@@ -88,7 +110,14 @@ def llama3_json(text: str, tools: Sequence[Tool] = ()) -> tuple[str, list[ToolCa
     return before.strip() if tag else "", calls
 
 
-FORMS: dict[str, ParseToolCalls] = {"hermes": hermes, "llama3_json": llama3_json}
+def openai(text: str, tools: Sequence[Tool] = ()) -> tuple[str, list[ToolCall]]:  # noqa: ARG001 - as above
+    """Read the calls of gpt-oss: messages to a recipient functions.NAME whose content is the arguments."""
+    calls = [(match[1] or match[2], match[3]) for match in HARMONY.finditer(text) if match[1] or match[2]]
+    content = HARMONY.sub(lambda match: "" if match[1] or match[2] else match[0], text).strip() if calls else text
+    return content, [_call(number, said, (), name.removeprefix("functions.")) for number, (name, said) in enumerate(calls)]
+
+
+FORMS: dict[str, ParseToolCalls] = {"hermes": hermes, "llama3_json": llama3_json, "openai": openai}
 """The forms that the core reads itself, by the names that serving engines know them by."""
 
 
@@ -116,11 +145,12 @@ def _objects(text: str) -> Iterator[str]:
             return
 
 
-def _call(number: int, text: str, keys: tuple[str, ...]) -> ToolCall:
-    """The call that a text is, with the arguments under one of `keys`."""
-    name = ""
+def _call(number: int, text: str, keys: tuple[str, ...], name: str = "") -> ToolCall:
+    """The call that a text is, with the arguments under one of `keys`; with a `name`, the text is the arguments."""
     try:
         value: Any = _DECODER.decode(text.strip())
+        if name:
+            value, keys = {"name": name, "arguments": value}, ("arguments",)
         if not isinstance(value, dict):
             _refuse(f"found {type(value).__name__}; expected an object with name and {keys[0]}")
         if not isinstance(value.get("name"), str) or not value["name"]:

@@ -26,6 +26,11 @@ MAX_BYTES = 2**30
 """Most memory that the process takes while a template renders."""
 MAX_CHARACTERS = 2**27
 """Most characters of a rendered text: no model reads a hundredth of it."""
+MAX_ROLES = 32
+"""Most roles of one conversation: each may take two further renderings."""
+MAX_ROLE_CHARACTERS = 64
+MAX_SHOWN = 10_000
+"""Parts of messages that are remembered as shown."""
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 """The folder of a tokenizer's chat templates besides the default."""
 PROCESSOR_TEMPLATE_FILE, PROCESSOR_FILE = "chat_template.json", "processor_config.json"
@@ -121,6 +126,8 @@ class ChatTemplate:
         conversation = [self._template_message(message, template, tools) for message in messages]
         text = self._render(conversation, tools, answered=answered)
         self._require_fields_shown(conversation, tools, text, answered=answered)
+        if len(self._shown) > MAX_SHOWN:
+            self._shown.clear()
         for number, message in enumerate(conversation):
             for part, probed in _probes(message):
                 place = (template, f"{part} {message['role']!r}", number == 0)
@@ -213,8 +220,13 @@ class ChatTemplate:
 
 
 def _require_roles(messages: Sequence[Mapping[str, Any]], template: str) -> None:
-    """Refuse, with a DataError, a role that is most likely a slip, unless the template names it."""
-    for role in dict.fromkeys(message["role"] for message in messages):
+    """Refuse, with a DataError, a role that is most likely a slip, unless the template names it, and too many roles."""
+    roles = dict.fromkeys(message["role"] for message in messages)
+    if len(roles) > MAX_ROLES:
+        raise DataError(f"messages have {len(roles)} different roles; expected at most {MAX_ROLES}")
+    if long := next((role for role in roles if len(role) > MAX_ROLE_CHARACTERS), None):
+        raise DataError(f"a message has a role of {len(long)} characters, {long!r:.40}; expected at most {MAX_ROLE_CHARACTERS}")
+    for role in roles:
         if (meant := meant_role(role)) and not re.search(rf"""(['"]){re.escape(role)}\1""", template):
             raise DataError(
                 f"a message has the role {role!r:.40}, which the chat template does not name. Did you mean {meant!r}? Rename "
@@ -229,7 +241,7 @@ def _probes(message: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     if not calls:
         text = PROBE if isinstance(content, str) else [*image_parts(message), {"type": "text", "text": PROBE}]
         yield "what has the role", {**message, "content": text}
-    for number, call in enumerate(calls):
+    for number, call in enumerate(calls[:2]):  # those behind the second are further calls too
         named = {**call, "function": {**call["function"], "name": PROBE}}
         part = f"{'the first call' if number == 0 else 'further calls'} of the role"
         yield part, {**message, "tool_calls": [*calls[:number], named, *calls[number + 1 :]]}
@@ -253,9 +265,11 @@ def _with_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
 
 def reads(name: str, template: str | None) -> bool:
     """Return whether a variable occurs in a template."""
-    return re.search(rf"\b{re.escape(name)}\b", template or "") is not None
+    text = template or ""
+    return name in text and re.search(rf"\b{re.escape(name)}\b", text) is not None
 
 
 def unread_names(names: Iterable[str], templates: object) -> list[str]:
     """Return the names that none of a tokenizer's chat templates reads."""
-    return [name for name in names if not any(reads(name, text) for text in named_templates(templates).values())]
+    texts = named_templates(templates).values()
+    return [name for name in names if not any(reads(name, text) for text in texts)]

@@ -14,7 +14,7 @@ from rlcore.schema.file_limits import expanded
 from rlcore.schema.printable import lone_surrogate
 from rlcore.spi import ConfigError, DataError, ModelError, Problem
 from rlcore.spi.arrays import Int32Array
-from rlcore.thoughts import is_mark
+from rlcore.thoughts import MARKS
 from rlcore.time_limit import loading
 from rlcore_model_files.directory import END_TOKEN_FILES, eos_token_ids, has_vocabulary, unreadable_files
 from rlcore_model_files.images import load_image_processor
@@ -32,6 +32,9 @@ from rlcore_text.tokenizers.chat_template import (
     write_templates,
 )
 from rlcore_text.tokenizers.hub_reach import absent_remedy, hub_problem, is_shown
+
+MAX_NAMES = 8
+"""Names that a message lists at most."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -77,7 +80,7 @@ class PretrainedTokenizer:
     def _special_but_thoughts(self) -> frozenset[int] | None:
         fast = getattr(self.backend, "backend_tokenizer", None)
         added = {} if fast is None else fast.get_added_tokens_decoder()
-        special = {number: is_mark(str(token.content)) for number, token in added.items() if token.special}
+        special = {number: MARKS.fullmatch(str(token.content)) is not None for number, token in added.items() if token.special}
         return frozenset(number for number, marks in special.items() if not marks) if any(special.values()) else None
 
     @_space_before.default
@@ -153,9 +156,11 @@ class PretrainedTokenizer:
         core itself gives it to the template."""
         if not variables:
             return self
-        unread = unread_names(variables, self.backend.chat_template)
+        unread = set(unread_names(variables, self.backend.chat_template))
         if wrong := [name for name in variables if name in RESERVED_TEMPLATE_ARGUMENTS or name in unread]:
-            raise DataError(f"chat_template_kwargs: found {', '.join(wrong)}; expected variables that the chat template reads")
+            found = ", ".join(f"{name:.40}" for name in wrong[:MAX_NAMES])
+            more = f" and {len(wrong) - MAX_NAMES} more" if len(wrong) > MAX_NAMES else ""
+            raise DataError(f"chat_template_kwargs: found {found}{more}; expected variables that the chat template reads")
         return evolve(self, model=evolve(self.model, chat_template_kwargs={**self.model.chat_template_kwargs, **variables}))
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -190,6 +195,10 @@ def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
     except ConfigError:
         raise
     except Exception as error:  # OSError, ValueError, KeyError, JSON and Hub errors, by the kind of damage
+        if not model.trust_remote_code and _has_own_code(model):
+            found = f"{model.path} with a tokenizer whose code comes with the model"
+            remedy = "Read it, and then set model.trust_remote_code to true"
+            raise _model_error(found, "a tokenizer of transformers, or code that the recipe trusts", remedy) from error
         save = "Save the tokenizer beside the weights: tokenizer.save_pretrained(directory)"
         raise _model_error(
             _what_is_there(model.path, error),
@@ -205,6 +214,13 @@ def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
         model=model,
         vocab_size=model_number(model, "vocab_size"),
     )
+
+
+def _has_own_code(model: ModelConfig) -> bool:
+    """Return whether tokenizer_config.json names a class that comes with the model."""
+    file = model_file(model, "tokenizer_config.json")
+    content = None if file is None else read_object(file)
+    return isinstance(content, dict) and bool(content.get("auto_map"))
 
 
 def _chat_templates(found: object, model: ModelConfig) -> str | dict[str, str] | None:

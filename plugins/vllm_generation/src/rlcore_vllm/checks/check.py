@@ -1,4 +1,5 @@
-"""Checks of the generator's options and model before anything is allocated; imports neither torch, transformers nor vLLM."""
+"""Checks of the generator's options and model before anything is allocated. Importing this file imports neither torch,
+transformers nor vLLM."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from rlcore.spi import CheckContext, DtypeName, LoraSpec, Note, Problem, find_ch
 from rlcore_torchkit.architectures.decoders import described_family, is_image_model
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.values import value_problems
+from rlcore_torchkit.huggingface import class_trial
 from rlcore_torchkit.huggingface.model_check import model_config, routing_problems, too_few_positions, undescribed_problems
 from rlcore_torchkit.huggingface.models import any_decoder_problems
 from rlcore_vllm.checks.drafter_check import drafter_dims, drafter_problems, speculation_problems
@@ -62,6 +64,10 @@ def float8_notes(context: CheckContext, config: VllmConfig) -> Iterator[Note]:
 
 def problems_of(context: CheckContext, config: VllmConfig) -> list[Problem]:
     """The devices, and what the model's config.json says; a model on the Hub is checked once loaded."""
+    return _problems_of_files(context, config) or class_trial.class_problems(context.model, context.head)
+
+
+def _problems_of_files(context: CheckContext, config: VllmConfig) -> list[Problem]:
     named, config = config.devices, with_devices(config, context.generator_devices)
     memories = device_memories() if context.device == "cuda" else None
     problems = [
