@@ -98,9 +98,7 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "stablelm": ({}, "hands keyword arguments on"),
     "llama4_text": ({}, "chunked_attention"),
     "mpt": ({"d_model": 32, "n_heads": 4, "n_layers": 2}, "MptForCausalLM, which"),
-    "gptj": ({"rotary_dim": 4, "n_embd": 32, "n_layer": 2, "n_head": 4}, "computes attention by itself"),
     "gpt_neo": ({"num_layers": 2, "attention_types": [[["global", "local"], 1]]}, "computes attention by itself"),
-    "codegen": ({"rotary_dim": 4, "n_embd": 32, "n_layer": 2, "n_head": 4}, "log-probabilities"),
 }
 """Those that are refused when they are built: what their configs have, and words of the reason."""
 

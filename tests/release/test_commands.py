@@ -13,6 +13,7 @@ CI, WORKFLOW, README_TEST = ".ci/run", ".github/workflows/ci.yml", "tests/docs/t
 PUBLISH = ".github/workflows/publish.yml"
 RUN = {
     "make test-core": CI,
+    "make test-next": WORKFLOW,
     "make dist": CI,
     "make try-dist": CI,
     "make test": CI,

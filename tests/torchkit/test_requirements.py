@@ -36,8 +36,21 @@ def install(site: Path, versions: dict[str, str], requires: tuple[str, ...] = ()
 
 
 UNFIT = {
-    "old torch": ({"torch": "2.9.1+cpu"}, (), (), "torch 2.9.1+cpu is installed; expected >=2.11: pip install 'torch>=2.11'"),
-    "new transformers": ({"transformers": "99.0.0"}, (), (), "transformers 99.0.0 is installed; expected >=5.17"),
+    "old torch": (
+        {"torch": "2.9.1+cpu"},
+        (),
+        (),
+        "torch 2.9.1+cpu is installed; expected torch<2.16,>=2.11: pip install 'torch<2.16,>=2.11'. Nothing was tried with "
+        "torch 2.9.1: docs/supported-versions.md says what to try. RLCORE_UNTRIED_VERSIONS=1 runs it all the same",
+    ),
+    "new torch": ({"torch": "2.16.0"}, (), (), "torch 2.16.0 is installed; expected torch<2.16,>=2.11"),
+    "new transformers": (
+        {"transformers": "5.25.0"},
+        (),
+        (),
+        "transformers 5.25.0 is installed; expected transformers<5.25,>=5.17",
+    ),
+    "newest of both": ({"torch": "2.15.0", "transformers": "5.24.0"}, (), (), None),
     "torch of a commit": ({"torch": "2.13.0-git"}, (), (), None),
     "torchvision of another torch": (
         {"torchvision": "0.29.0"},
@@ -85,9 +98,15 @@ def test_what_does_not_fit_is_named_with_its_remedy(
     assert reason is None if expected is None else str(reason).startswith(expected), reason
 
 
+def test_a_version_that_nothing_was_tried_with_runs_where_that_is_said(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(site, FITS | {"torch": "2.16.0"})
+    monkeypatch.setenv(requirements.UNTRIED_VARIABLE, "1")
+    assert requirements.missing_requirement() is None
+
+
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda name: None)
-    assert requirements.missing_requirement() == "torch is not installed: pip install torch"
+    assert requirements.missing_requirement() == "torch is not installed: pip install 'torch<2.16,>=2.11'"
 
 
 @pytest.mark.parametrize(

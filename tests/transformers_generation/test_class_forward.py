@@ -90,15 +90,17 @@ def test_what_the_trainer_refuses_is_refused_here_too(tools, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("gptj", "takes no attention"), ("mpt", "cannot generate"), ("bloom", "no layer")]
+    ("name", "reason"), [("gpt_neo", "takes no attention"), ("mpt", "cannot generate"), ("bloom", "no layer")]
 )
 def test_classes_with_attention_of_their_own_are_refused_before_a_token_is_sampled(name, reason):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     options = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 64}
-    options |= {"gptj": {"rotary_dim": 4}, "bloom": {"hidden_size": 32}, "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2}}[
-        name
-    ]
+    options |= {
+        "gpt_neo": {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+        "bloom": {"hidden_size": 32},
+        "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2},
+    }[name]
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **options))
     if name == "bloom":  # by what it says alone, it would do
         for layer in model.transformer.h:

@@ -1,6 +1,7 @@
 """Requirements and capabilities of torch backends: versions of libraries, found without importing them."""
 
 import importlib.util
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,8 +15,30 @@ from packaging.version import InvalidVersion, Version
 from rlcore.installed import build_of
 from rlcore.spi import capabilities
 
-REQUIRED = {"torch": ">=2.11", "transformers": ">=5.17,<5.20"}
-"""Distribution to the versions that serve, as in this distribution's requirements."""
+UNTRIED_VARIABLE = "RLCORE_UNTRIED_VERSIONS"
+"""Environment variable: "1" lets libraries of versions run that nothing was tried with."""
+
+
+def supported_versions(distribution: str, library: str) -> SpecifierSet:
+    """The versions of a library that a package of rlcore requires, itself or by an extra; its pyproject.toml says which."""
+    needs = map(Requirement, metadata.requires(distribution) or ())
+    return next(need.specifier for need in needs if need.name == library)
+
+
+def untried_version(library: str, found: Version, *supported: SpecifierSet, hint: str = "") -> str | None:
+    """Refuse a version outside of all `supported`, with what installs another and how to try it; None for one within."""
+    if any(each.contains(found.base_version) for each in supported) or os.environ.get(UNTRIED_VARIABLE) == "1":
+        return None
+    hint = hint or f"pip install '{library}{supported[0]}'"
+    return (
+        f"{library} {found} is installed; expected {library}{' or '.join(map(str, supported))}: {hint}. "
+        f"Nothing was tried with {library} {found.public}: docs/supported-versions.md says what to try. "
+        f"{UNTRIED_VARIABLE}=1 runs it all the same"
+    )
+
+
+REQUIRED = {library: supported_versions("rlcore-torchkit", library) for library in ("torch", "transformers")}
+"""Distribution to the versions that serve."""
 TRAINER_CAPABILITIES = capabilities.ANY_CHANNEL | {
     capabilities.IN_PROCESS,
     capabilities.REFERENCE_POLICY,
@@ -41,12 +64,12 @@ def missing_requirement() -> str | None:
     """Name what keeps torch backends from running here, with the remedy, or None."""
     for name, supported in REQUIRED.items():
         if importlib.util.find_spec(name) is None:
-            return f"{name} is not installed: pip install {name}"
+            return f"{name} is not installed: pip install '{name}{supported}'"
         found = installed_version(name)
         if found is None:
-            return f"{name} can be imported but has no metadata: install it anew with pip install {name}"
-        if not SpecifierSet(supported).contains(found.base_version):
-            return f"{name} {found} is installed; expected {supported}: pip install '{name}{supported}'"
+            return f"{name} can be imported but has no metadata: install it anew with pip install --force-reinstall {name}"
+        if reason := untried_version(name, found, supported):
+            return reason
     return _unfit("torchvision") or _unfit("torchaudio")
 
 
@@ -85,9 +108,7 @@ def newer_transformers(config: Mapping[str, Any]) -> str:
         version = Version(written).base_version
         if here is not None and Version(version) > here:
             supported = REQUIRED["transformers"]
-            untried = (
-                "" if SpecifierSet(supported).contains(version) else f"; rlcore was tried with transformers{supported} alone"
-            )
+            untried = "" if supported.contains(version) else f"; rlcore was tried with transformers{supported} alone"
             return f"transformers {written} wrote config.json and knows it: pip install 'transformers>={version}'{untried}"
     return ""
 
