@@ -35,7 +35,7 @@ def values(name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def demo_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, str]]]:
+def demo_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
     """The overrides with which `make demo` and the calculator's demo train each of their recipes; nothing is trained."""
     found: dict[str, dict[str, str]] = {}
     folder = tmp_path_factory.mktemp("demos")
@@ -59,7 +59,7 @@ def demo_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, di
         for demo in ("run.py", "calculator.py"):
             patch.setattr(sys, "argv", [demo, f"--directory={folder}/runs"])
             runpy.run_path(str(ROOT / "demo" / demo), run_name="__main__")
-    yield found
+    return found
 
 
 def test_the_demos_recipes_name_what_the_demos_write(demo_runs: dict[str, dict[str, str]]) -> None:
