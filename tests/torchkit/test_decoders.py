@@ -9,6 +9,7 @@ from rlcore_torchkit.architectures.decoders import (
     decoder_problems,
     described_family,
     has_states,
+    has_unpacked_layers,
     head_scale,
     layer_windows,
     layers_of,
@@ -44,12 +45,25 @@ def test_a_described_family_that_departs_from_its_description_trains_by_its_clas
         ({**GEMMA, "architectures": ["Gemma3TextModel"]}, "architecture Gemma3TextModel"),
         ({**GEMMA, "architectures": None}, "architecture none"),
         ({**GEMMA, "text_config": {"hidden_size": 3}}, "a text_config, as models of images or sound have"),
-        ({**GEMMA, "layer_types": ["full_attention", "chunked_attention"]}, "layers of chunked_attention"),
-        ({**GEMMA, "attention_chunk_size": 8192}, "layers of chunked_attention"),
     ],
 )
 def test_others_are_refused(content, expected):
     assert found(**content) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"layer_types": ["full_attention", "chunked_attention"]}, True),
+        ({"attention_chunk_size": 8192}, True),
+        ({"layers_block_type": ["mamba", "attention", "moe"]}, False),
+        ({"layer_types": ["sliding_attention", "full_attention"], "attention_chunk_size": None}, False),
+        ({}, False),
+    ],
+)
+def test_layers_that_packed_attention_does_not_compute_are_known_by_their_kinds(content, expected):
+    assert has_unpacked_layers(content) == expected
+    assert found(**GEMMA, **content) == []
 
 
 @pytest.mark.parametrize("model_type", ["gpt9", "gemma3_text"])

@@ -1,8 +1,9 @@
 """Checking and loading of Hugging Face causal language models. Importing this file imports neither torch nor transformers."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,10 +138,10 @@ def load_model(
     if torch.device(device).type == "meta":
         return empty_model(config, spec.path, head, **options).eval()
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "use_safetensors": True}
-    with model_errors(spec.path), _attention_errors(spec.path), quiet_transformers():
+    with model_errors(spec.path), quiet_transformers():
         check_hub_files(spec)
-        kind = model_class(config.to_dict(), head)
-        model, loading = kind.from_pretrained(spec.path, config=config, revision=spec.revision, **options)
+        load = partial(model_class(config.to_dict(), head).from_pretrained, spec.path, config=config, revision=spec.revision)
+        model, loading = _with_attention(load, options)
     if head == "value" and may_lack_value_head(config) and VALUE_HEAD_WEIGHT in loading["missing_keys"]:
         torch.nn.init.zeros_(model.get_parameter(VALUE_HEAD_WEIGHT))
         loading["missing_keys"] = set(loading["missing_keys"]) - {VALUE_HEAD_WEIGHT}
@@ -156,8 +157,18 @@ def empty_model(config: Any, path: str, head: Head = "tokens", **options: Any) -
     """Return the model of a transformers config without weights. ModelError names `path` where it cannot be built."""
     import torch
 
-    with torch.device("meta"), model_errors(path), _attention_errors(path), quiet_transformers():
-        return model_class(config.to_dict(), head).from_config(config, **options)
+    with torch.device("meta"), model_errors(path), quiet_transformers():
+        return _with_attention(partial(model_class(config.to_dict(), head).from_config, config), options)
+
+
+def _with_attention(build: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """Return what `build` makes with these options; with the class's own attention where it looks that up in its own table."""
+    try:
+        return build(**options)
+    except KeyError as error:
+        if not error.args or error.args[0] != options.get("attn_implementation"):
+            raise
+        return build(**{**options, "attn_implementation": "eager"})
 
 
 def model_class(content: Mapping[str, Any], head: Head = "tokens") -> Any:
@@ -263,21 +274,6 @@ def model_errors(path: str) -> Iterator[None]:
         is_local = expanded(path).is_dir()
         remedy = f"Check the values in {CONFIG_FILE}" if is_local else "Check the name, or that the Hub is reachable"
         raise ModelError([_problem(path, reason, "a model that transformers can load", remedy)]) from error
-
-
-@contextmanager
-def _attention_errors(path: str) -> Iterator[None]:
-    """Raise ModelError for a class that looks up attention in a table other than that of transformers."""
-    from rlcore_torchkit.layers.packed_attention import PACKED_ATTENTION
-
-    try:
-        yield
-    except KeyError as error:
-        if error.args and error.args[0] == PACKED_ATTENTION:
-            found = "a class that computes attention by itself"
-            expected = "a decoder that attends through transformers' attention interface"
-            raise ModelError([_problem(path, found, expected, "Use another model")]) from error
-        raise
 
 
 @contextmanager
