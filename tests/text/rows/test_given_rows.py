@@ -1,5 +1,6 @@
 """Rows that a program hands over: sequences of mappings, data sets, and what is neither."""
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,6 +115,23 @@ def test_filler_nulls_go_out_of_arrays_too() -> None:
     rows = Arrays([as_arrays({"messages": [message | {"n": None} for message in CHAT]})])
     (row,) = given_rows(rows, DatasetConfig(source="python"), "data.train", may_be_chats=True)
     assert row["messages"] == CHAT
+
+
+def test_what_is_learned_is_read_as_the_data_set_stores_it() -> None:
+    chat = [CHAT[0], {"role": "assistant", "content": "a", "tool_calls": [CALL]}]
+
+    class Formatted(list[Any]):
+        """A data set with a format, as those of the package `datasets`, whose numbers beside nulls are floats."""
+
+        def with_format(self, kind: None) -> list[Any]:
+            return [{"messages": chat, "image": None, "answer": 4, "others": 5}]
+
+    formatted = json.loads(json.dumps(chat).replace('"a": 1', '"a": 1.0'))
+    rows = Formatted([{"messages": formatted, "answer": np.int64(4)}])
+    (row,) = given_rows(rows, DatasetConfig(source="python"), "data.train", may_be_chats=True)
+    assert repr(row["messages"]) == repr(chat)
+    assert row.keys() == {"messages", "answer"}
+    assert isinstance(row["answer"], np.int64)
 
 
 @pytest.mark.parametrize("form", [{"may_be_chats": True}, {}], ids=["chats", "prompts"])

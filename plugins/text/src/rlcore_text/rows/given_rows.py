@@ -23,12 +23,16 @@ def given_rows(rows: Sequence[Any] | None, config: DatasetConfig, key: str, **fo
         raise DataError(f"{key}: found a {type(rows).__name__}; expected a sequence of rows, such as a list of dicts")
     reader = RowReader(config=config, key=key, **form)
     clean, read = _cleaner_of(rows), _columns_of(config)
+    plain = rows.with_format(None) if hasattr(rows, "with_format") else None
     num_rows = len(rows) if config.limit is None else min(config.limit, len(rows))
 
     def make(number: int) -> Row:
         where = f"row {number} (the first is 0)"
         try:
-            row = clean(_with_lists(rows[number], read))
+            row = rows[number]
+            if plain is not None:  # formats such as "numpy" turn integers beside nulls into floats
+                row = {**row, **{name: value for name, value in plain[number].items() if name in row and name in read}}
+            row = clean(_with_lists(row, read))
         except RecursionError as error:
             raise DataError(f"{key}: {where}: found values that are nested too deeply; expected fewer levels") from error
         return reader.read(row, where)
