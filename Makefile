@@ -1,9 +1,10 @@
 # make setup   an environment in .venv with what the demo needs; make setup-dev: all packages, vLLM, and the tools of development
-# make demo   train a small model from scratch to 85% and more on arithmetic (SEED=0, GENERATOR=vllm, TRAINER=megatron)
+# make demo   train a small model from scratch to 96% and more on arithmetic (SEED=0, GENERATOR=vllm, TRAINER=megatron)
 # make test   lint and every behaviour once: what continuous integration runs
 # make test-all   every case: all layouts, kills, planted faults and mutants, the whole oracle, faults of all kinds; hours
 # make test-changed   the tests that the changes since BASE=origin/main can reach
 # make test-core   the inner ring and the loop on fakes, in an environment without torch and Ray: under a minute
+# make test-next   conformance, the oracle and the packages' tests in an environment with the newest of everything (NEXT_VENV=.venv-next)
 # make lint   formatting, types, import directions, dependencies
 # make oracle   runs against the independent GRPO, in all combinations of options; `make test` has a selection
 # make kills   a run killed 50 times at random moments (KILLS=50), and what it has to have left behind
@@ -12,6 +13,7 @@
 # make docs   write docs/config.md, docs/spi.md, tables of packages and the interface's snapshot anew, then build the site
 # make site   the documentation as a web site, in build/site; strict: a warning fails
 # make dist   wheels and source distributions of all packages, and their digests, in dist (DIST=...)
+# make try-dist   rlcore[laptop] from dist in a new environment, where README's lines that train run (TORCH=... names the build)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -33,6 +35,7 @@ PYTEST_FLAGS ?= -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 BIN := $(VENV)/bin
 CORE_VENV ?= .venv-core
+TRY_VENV ?= .venv-try
 # Those of the inner ring, and of the loop on fakes.
 CORE_TESTS ?= $(addprefix tests/core/,config registry schema spi) \
 	$(addprefix tests/core/run/,execution report synchronous train_step) \
@@ -42,6 +45,11 @@ CORE_TESTS ?= $(addprefix tests/core/,config registry schema spi) \
 CORE := -e core -e plugins/model_files -e plugins/text -e plugins/rollout datasets
 PACKAGES := $(shell $(PYTHON) release/packages.py folders)
 LAPTOP := $(shell $(PYTHON) release/packages.py laptop)
+# Without those of generators that require one release of torch, which is not the newest.
+NEXT_PYTHON ?= python3.12
+NEXT_VENV ?= .venv-next
+NEXT_TESTS ?= tests/oracle tests/torchkit \
+	$(filter-out tests/vllm_generation tests/sglang_generation,$(patsubst plugins/%,tests/%,$(filter plugins/%,$(PACKAGES))))
 editable = $(foreach package,$(filter-out core,$(1)),-e ./$(package))
 projects = $(foreach package,$(1),$(package)/pyproject.toml)
 # Without compiling: Python compiles what is imported, which is a small part of all that is installed.
@@ -53,7 +61,7 @@ PIP := $(BIN)/pip $(INSTALL)
 export PYTHONDONTWRITEBYTECODE :=
 export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/bytecode
 
-.PHONY: demo test test-all test-changed test-core lint lint-format lint-types lint-imports lint-dependencies oracle kills chaos mutants docs site dist setup setup-dev clean
+.PHONY: demo test test-all test-changed test-core test-next lint lint-format lint-types lint-imports lint-dependencies oracle kills chaos mutants docs site dist try-dist setup setup-dev clean
 
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
@@ -110,6 +118,18 @@ $(CORE_VENV)/.installed: Makefile core/pyproject.toml
 	$(CORE_VENV)/bin/pip $(INSTALL) $(CORE) hypothesis openai psutil pytest pytest-timeout pytest-xdist
 	touch $@
 
+# The last line goes beyond the packages' ranges.
+$(NEXT_VENV)/.installed: Makefile $(call projects,$(PACKAGES)) requirements-dev.txt
+	$(NEXT_PYTHON) -m venv $(NEXT_VENV)
+	$(NEXT_VENV)/bin/pip $(INSTALL) --upgrade pip hatchling editables
+	$(NEXT_VENV)/bin/pip $(INSTALL) --no-build-isolation $(CORE) $(call editable,$(PACKAGES)) -r requirements-dev.txt
+	$(NEXT_VENV)/bin/pip $(INSTALL) --upgrade torch transformers megatron-core ray torchao
+	touch $@
+
+test-next: $(NEXT_VENV)/.installed
+	$(NEXT_VENV)/bin/python release/supported_versions.py row
+	RLCORE_UNTRIED_VERSIONS=1 OMP_NUM_THREADS=1 $(NEXT_VENV)/bin/python -m pytest $(PYTEST_FLAGS) --narrow -k 'not vllm' $(NEXT_TESTS)
+
 # mypy takes one core for a minute: what else there is to do runs beside it.
 lint: setup-dev
 	$(MAKE) --jobs --output-sync lint-format lint-types lint-imports lint-dependencies $(VENV)/.compiled
@@ -155,6 +175,7 @@ docs: setup-dev
 	$(BIN)/python tests/docs/plan_document.py
 	RLCORE_UPDATE_SNAPSHOT=1 $(BIN)/python -m pytest -q tests/core/spi/test_spi_snapshot.py
 	$(BIN)/python release/packages.py write
+	$(BIN)/python release/supported_versions.py write
 	$(BIN)/python website/diagrams.py
 	$(MAKE) site
 
@@ -169,11 +190,20 @@ site: $(VENV)-docs/.installed
 
 $(VENV)-dist/.installed: Makefile
 	$(PYTHON) -m venv $(VENV)-dist
-	$(VENV)-dist/bin/pip $(INSTALL) hatchling==1.33.0
+	$(VENV)-dist/bin/pip $(INSTALL) hatchling==1.33.0 twine==7.0.0
 	touch $@
 
 dist: $(VENV)-dist/.installed
 	$(VENV)-dist/bin/python release/build.py $(DIST)
+	$(VENV)-dist/bin/twine check --strict $(DIST)/*.whl $(DIST)/*.tar.gz
+
+# After `dist`, where both are asked for. torch comes first, as in `setup`.
+try-dist: $(filter dist,$(MAKECMDGOALS))
+	$(PYTHON) -m venv --clear $(TRY_VENV)
+	$(TRY_VENV)/bin/pip $(INSTALL) $(TORCH)
+	$(TRY_VENV)/bin/pip $(INSTALL) --find-links $(DIST) 'rlcore[laptop]'
+	$(TRY_VENV)/bin/rlcore doctor
+	$(TRY_VENV)/bin/python release/first_run.py $(TRY_VENV)/first-run
 
 clean:
-	rm -rf $(VENV) $(VENV)-docs $(VENV)-dist $(CORE_VENV) build dist runs
+	rm -rf $(VENV) $(VENV)-docs $(VENV)-dist $(CORE_VENV) $(NEXT_VENV) $(TRY_VENV) build dist runs

@@ -6,7 +6,7 @@ Lengths are log-normal with a mean of 795 tokens, cut at 4,096. Imbalance is the
 for each other in every layer of every microbatch, so what counts is the waiting: the sum over a step's microbatches of the
 heaviest one that runs at the time, above the mean rank's work. Work is that of a model of hidden size 4,096.
 
-The rules: "in order" gives sequence i to rank i mod R; "sorted, to and fro" deals them out by falling length, in turning
+The rules: "in order" gives sequence i to rank i mod R; "sorted, back and forth" deals them out by falling length, in turning
 direction. Both then fill microbatches one after another. A rank with fewer of them than another waits.
 """
 
@@ -29,7 +29,7 @@ def in_order(lengths: Int64Array, num_ranks: int, max_tokens: int) -> Plan:
     return [_one_after_another(lengths, np.arange(rank, len(lengths), num_ranks), max_tokens) for rank in range(num_ranks)]
 
 
-def to_and_fro(lengths: Int64Array, num_ranks: int, max_tokens: int) -> Plan:
+def back_and_forth(lengths: Int64Array, num_ranks: int, max_tokens: int) -> Plan:
     order = np.argsort(-lengths, kind="stable")
     place = np.arange(len(lengths)) % (2 * num_ranks)
     rank_of = np.minimum(place, 2 * num_ranks - 1 - place)
@@ -42,7 +42,7 @@ def balanced(lengths: Int64Array, num_ranks: int, max_tokens: int) -> Plan:
 
 METHODS: dict[str, Callable[[Int64Array, int, int], Plan]] = {
     "in order": in_order,
-    "sorted, to and fro": to_and_fro,
+    "sorted, back and forth": back_and_forth,
     "rlcore": balanced,
 }
 

@@ -26,7 +26,8 @@ def build(folders: list[Path], out: Path) -> list[Path]:
         raise SystemExit(
             f"{out} has files in it, such as {left[0]}; expected an empty folder, so that nothing old is published"
         )
-    os.environ.setdefault(EPOCH, commit_time())
+    if EPOCH not in os.environ:  # images have no git
+        os.environ[EPOCH] = commit_time()
     built = []
     for folder in folders:
         with chdir(folder):

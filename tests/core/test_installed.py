@@ -4,13 +4,22 @@ import os
 import sys
 import types
 from importlib import metadata
+from importlib.machinery import EXTENSION_SUFFIXES
 
 import pytest
 from click.testing import CliRunner
 
 from rlcore.cli.main import cli
-from rlcore.installed import DistributionError, installed_entry_points, is_installed
+from rlcore.installed import (
+    DistributionError,
+    build_of,
+    for_another_python,
+    foreign_module,
+    installed_entry_points,
+    is_installed,
+)
 from rlcore.registry.discovery import discover
+from rlcore.registry.plugin_errors import message_of
 from rlcore.registry.selection import ChosenPlugin, load_chosen
 
 
@@ -122,3 +131,59 @@ def test_metadata_that_a_library_cannot_read_is_named(installer, monkeypatch):
     result = CliRunner().invoke(cli, ["plugins"])
     assert result.exit_code == 3
     assert "METADATA of acme_odd 1.0 cannot be read: UnicodeDecodeError" in result.stderr
+
+
+OWN, FOREIGN = f"a/own{EXTENSION_SUFFIXES[0]}", "a/other.cpython-399-x86_64-linux-gnu.so"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ([FOREIGN], FOREIGN),
+        (["a/other.cp399-win_amd64.pyd", "a/__init__.py"], "a/other.cp399-win_amd64.pyd"),
+        ([FOREIGN, OWN], None),
+        ([FOREIGN, "a/stable.abi3.so"], None),
+        (["a/libshared.so", "a/other.cpython-399.pyc", "a/x.so.1"], None),
+        ([], None),
+    ],
+)
+def test_extension_modules_for_another_python(files, expected):
+    assert for_another_python(files) == expected
+
+
+@pytest.mark.parametrize("statement", ["import acme_ext._native", "from acme_ext import _native"])
+def test_a_failed_import_names_the_module_for_another_python(tmp_path, monkeypatch, statement):
+    folder = tmp_path / "acme_ext"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    (folder / "__init__.py").write_text("")
+    with pytest.raises(ImportError) as plain:
+        exec(statement)
+    assert foreign_module(plain.value) is None
+    (folder / "_native.cpython-399-x86_64-linux-gnu.so").write_text("")
+    assert foreign_module(plain.value) == str(folder / "_native.cpython-399-x86_64-linux-gnu.so")
+    assert "_native.cpython-399-x86_64-linux-gnu.so is for another Python" in message_of(plain.value)
+    wrapped = ImportError("the package of anvils cannot be imported")
+    wrapped.__cause__ = plain.value
+    assert "_native.cpython-399-x86_64-linux-gnu.so is for another Python" in message_of(wrapped)
+    wrapped.__cause__ = wrapped
+    assert foreign_module(wrapped) is None
+    sys.modules.pop("acme_ext")
+
+
+@pytest.mark.parametrize(
+    ("version", "module", "build"),
+    [
+        ("2.13.0+cpu", None, "cpu"),
+        ("2.13.0", "__version__ = '2.13.0+cu130'\n", "cu130"),
+        ("2.13.0", "from typing import Any\n__version__: str = '2.13.0+cu130'\n", "cu130"),
+        ("2.13.0", "__version__ = '2.13.0'\n", ""),
+        ("2.13.0", None, ""),
+    ],
+)
+def test_the_build_is_that_of_the_version_or_of_the_packages_own_file(installer, version, module, build):
+    installer.add("acme", {}, version=version)
+    if module is not None:
+        (installer.folder / "acme").mkdir()
+        (installer.folder / "acme" / "version.py").write_text(module)
+    assert build_of(metadata.distribution("acme")) == build

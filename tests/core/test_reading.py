@@ -28,7 +28,7 @@ DEEP = MAX_DEPTH + 1
     ("content", "named"),
     [
         (b"", "line 1 column 1"),
-        (b'{"a": 1,}', "line 1 column 9"),
+        (b'{"a": 1,}', "line 1 column [89]"),
         (b'{"a":\n 1', "line 2"),
         (b"\xff{}", "position 0"),
         (b"[]", "a list"),

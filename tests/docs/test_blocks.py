@@ -30,7 +30,6 @@ RUN_BY = {
 }
 """Which test runs the Python of a document, or of all in a folder."""
 NOT_RUN = {
-    ("README.md", "import rlcore"): "the first lines of the README: docs/python.md has the whole program, which is run",
     (
         "docs/agents.md",
         "async def run",
@@ -49,6 +48,7 @@ PROGRAMS = {
     "python3": "makes a virtual environment",
     ".venv/bin/python": "a script of this repository",
     ".venv/bin/pre-commit": "writes a hook into .git: tests/release/test_hooks.py reads what it runs",
+    "sudo": "needs the right to set priorities: the script is one of this repository",
     "pytest": "the conformance kit, which test_plugin_examples.py runs",
     ".": "enters a virtual environment",
     "pip": "names packages, whose extras are checked below",
@@ -187,6 +187,63 @@ def extras():
     projects = [tomllib.loads(path.read_text())["project"] for path in ROOT.glob("*/pyproject.toml")]
     projects += [tomllib.loads(path.read_text())["project"] for path in ROOT.glob("plugins/*/pyproject.toml")]
     return {project["name"]: set(project.get("optional-dependencies", {})) for project in projects}
+
+
+_REQUIREMENT = re.compile(r"(?<![\w./-])(rlcore(?:-[a-z0-9]+)*)(?:\[([\w,]+)\])?(?![\w-])")
+
+
+@pytest.fixture(scope="module")
+def projects():
+    """The description of each distribution of this repository."""
+    folders = [ROOT / "core", ROOT / "torchkit", *(ROOT / "plugins").iterdir()]
+    found = [tomllib.loads((folder / "pyproject.toml").read_text())["project"] for folder in folders if folder.is_dir()]
+    return {project["name"]: project for project in found}
+
+
+def installed_by(commands, projects):
+    """The distributions of this repository that `pip install` commands bring, with what they require."""
+    found, wanted = set(), [match.groups() for command in commands for match in _REQUIREMENT.finditer(command)]
+    while wanted:
+        name, extras = wanted.pop()
+        for extra in ["", *(extras or "").split(",")]:
+            if (name, extra) in found or name not in projects:
+                continue
+            found.add((name, extra))
+            project = projects[name]
+            required = project["optional-dependencies"][extra] if extra else project["dependencies"]
+            wanted += [match.groups() for line in required if (match := _REQUIREMENT.match(line))]
+    return {name for name, _ in found}
+
+
+@pytest.mark.parametrize(("document", "block"), [case for case in found("console") if "pip install" in case.values[1].text])
+def test_a_block_installs_what_its_commands_need(document, block, projects):
+    lines = [line.removeprefix("$ ") for line in block.text.splitlines()]
+    brought = installed_by([line for line in lines if line.startswith("pip install")], projects)
+    named = {
+        (group, name): project["name"]
+        for project in projects.values()
+        for group, names in project.get("entry-points", {}).items()
+        for name in names
+    }
+    for program, command, *arguments in [line.split() for line in lines if line.startswith("rlcore ") and brought]:
+        needed = {named[program + ".commands", command]}
+        if command == "verify":
+            needed |= {distribution for (_, name), distribution in named.items() if name == arguments[0]}
+        assert needed <= brought, f"{name_of(document)}: rlcore {command} needs {sorted(needed - brought)}"
+
+
+def test_environments_of_agents_are_installed_with_what_collects_their_samples(registry, projects):
+    agents = {
+        entry.distribution
+        for entry in registry.of("environment")
+        if entry.provider and "agent" in entry.provider.capabilities and entry.distribution in projects
+    }
+    assert {"rlcore-openenv", "rlcore-nemo-gym"} <= agents
+    for document in DOCUMENTS:
+        for block in blocks(document):
+            for line in re.findall(r"^\$ (pip install .*)", block.text, re.MULTILINE):
+                brought = installed_by([line], projects)
+                assert not brought & agents or "rlcore-serve" in brought, f"{name_of(document)}: {line}"
 
 
 def test_packages_that_documents_install_have_the_extras():

@@ -66,7 +66,7 @@ def test_make_targets_exist():
     named = {
         target
         for document in DOCUMENTS
-        for target in re.findall(r"(?:^\$ |`)(?:\w+=\S+ )*make (\w+)", document.read_text(), re.MULTILINE)
+        for target in re.findall(r"(?:^\$ |`)(?:\w+=\S+ )*make ([\w-]+)", document.read_text(), re.MULTILINE)
     }
     assert {"demo", "test", "lint", "docs"} <= named <= targets
 

@@ -11,11 +11,12 @@ sys.path.insert(0, str(ROOT / "tests" / "fsdp2_backend"))
 sys.path.insert(0, str(ROOT / "tests" / "vllm_generation"))
 sys.path.insert(0, str(ROOT / "tests" / "megatron_backend"))
 
-from decoder_families import BASE, DESCRIBED, DIVIDED, REFUSED, TRAINED
+from decoder_families import BASE, DESCRIBED, DIVIDED, OWN_ATTENTION, REFUSED, TRAINED
 from megatron_families import FAMILIES as OF_MEGATRON
 from vllm_families import SHOWN
 
 from rlcore.spi import CheckContext, ModelSpec
+from rlcore_fsdp2.families.table import BEGIN, END
 from rlcore_megatron.families.models import FAMILIES
 from rlcore_torchkit.architectures.registry import installed_model_types
 from rlcore_torchkit.huggingface.models import any_decoder_problems, architecture_problems
@@ -24,13 +25,14 @@ from rlcore_transformers.config import TransformersConfig
 
 PLAN_ROW = re.compile(r"^\| (\w+) \| (\w+) \| (\w*) ?\|$", re.MULTILINE)
 ROW = re.compile(r"^\| (\w+) \| (\w+) \| (\w+) \| (\w+) \| (\w+) \|$", re.MULTILINE)
-OPTIONS = {**DESCRIBED, **TRAINED, **{name: options for name, (options, _) in REFUSED.items()}}
+OF_ALL = re.compile(r"^\| ([\w-]+) \| (\w+) \| ([\w ]*)\| (\w+) \| .*\|$", re.MULTILINE)
+OPTIONS = {**DESCRIBED, **TRAINED, **OWN_ATTENTION, **{name: options for name, (options, _) in REFUSED.items()}}
 
 
 @pytest.fixture(scope="module")
 def table():
     text = (ROOT / "docs/models.md").read_text()
-    return {name: tuple(columns) for name, *columns in ROW.findall(text) if name != "model_type"}
+    return {name: tuple(columns) for name, *columns in ROW.findall(text.partition(BEGIN)[0]) if name != "model_type"}
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -53,6 +55,13 @@ def test_a_row_says_what_tests_show_and_checks_refuse(name, table, tmp_path):
 def test_the_rows_are_those_of_the_tests(table):
     assert table.keys() == OPTIONS.keys()
     assert set(installed_model_types()) == DESCRIBED.keys()
+
+
+def test_no_family_is_wrong_or_left_out():
+    table = (ROOT / "docs/models.md").read_text().partition(BEGIN)[2].partition(END)[0]
+    verdicts = {name: {trainer, generator} for name, trainer, _, generator in OF_ALL.findall(table) if name != "model_type"}
+    assert len(verdicts) > 150
+    assert {name: found for name, found in verdicts.items() if not found <= {"agrees", "refused"}} == {}
 
 
 def test_tensor_parallelism_is_what_tests_show_and_plans_divide():

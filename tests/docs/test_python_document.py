@@ -7,6 +7,11 @@ from markdown_blocks import ROOT, blocks, write_files
 DOCUMENT = ROOT / "docs" / "python.md"
 
 
+def test_readme_begins_with_this_program():
+    first = [next(blocks(page)).text for page in (ROOT / "README.md", DOCUMENT)]
+    assert first[0] == first[1]
+
+
 def test_the_program_runs_and_is_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_files(DOCUMENT, tmp_path)

@@ -72,3 +72,14 @@ def test_the_first_screen_has_ratios_of_the_table() -> None:
     ((cpu, gpu),) = re.findall(r"([\d.]+) of TRL's time on two CPU cores and ([\d.]+) on one H200", readme)
     assert f"two cores, one update | {cpu} × TRL" in readme
     assert f"one H200 | 12.2 s, {gpu} × TRL" in readme
+
+
+def test_the_demos_accuracies_stand_in_the_table_of_its_runs() -> None:
+    """The page that README links to is the only one with accuracies of several seeds."""
+    ((before, after),) = re.findall(r"from ([\d.]+) to ([\d.]+) on two CPU cores", (ROOT / "README.md").read_text())
+    text = (ROOT / "docs" / "curves.md").read_text()
+    demo = list(rows_of(text[text.index("| | Date | Seed 0 | Seed 1 | Seed 2 |") :]))
+    assert [row[2] for row in demo[:2]] == [before, after]
+    accuracies = {cell for row in demo for cell in row[3:]}
+    for page in (ROOT / "README.md", ROOT / "docs" / "megatron.md"):
+        assert not accuracies & set(NUMBER.findall(page.read_text())), "link to docs/curves.md"

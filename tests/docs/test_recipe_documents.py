@@ -84,5 +84,5 @@ def test_the_quickstart_works_line_by_line(quickstart):
             continue
         result = CliRunner().invoke(cli, arguments)
         assert result.exit_code == 0, f"rlcore {' '.join(arguments)}:\n{result.output}"
-    assert (quickstart / "runs/first/checkpoints/step-000060").is_dir()
+    assert (quickstart / "runs/first/checkpoints/step-000030").is_dir()
     assert Path("runs/second/summary.json").is_file()

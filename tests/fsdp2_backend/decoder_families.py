@@ -93,15 +93,21 @@ UNDIVIDED = ("gpt_oss", "nemotron_h", "gpt2")
 """Those of them that tensor ranks do not divide, since transformers has no plan for it."""
 DIVIDED = tuple(name for name in TRAINED if name not in UNDIVIDED)
 
-REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
-    "bloom": ({"n_layer": 2, "n_head": 4}, "log-probabilities"),
-    "stablelm": ({}, "hands keyword arguments on"),
-    "llama4_text": ({}, "chunked_attention"),
-    "mpt": ({"d_model": 32, "n_heads": 4, "n_layers": 2}, "MptForCausalLM, which"),
-    "gptj": ({"rotary_dim": 4, "n_embd": 32, "n_layer": 2, "n_head": 4}, "computes attention by itself"),
-    "gpt_neo": ({"num_layers": 2, "attention_types": [[["global", "local"], 1]]}, "computes attention by itself"),
-    "codegen": ({"rotary_dim": 4, "n_embd": 32, "n_layer": 2, "n_head": 4}, "log-probabilities"),
+OWN_ATTENTION: Mapping[str, Mapping[str, Any]] = {
+    "bloom": {"n_layer": 2, "n_head": 4},
+    "gptj": {"rotary_dim": 4, "n_embd": 32, "n_layer": 2, "n_head": 4},
+    "llama4_text": {
+        **EXPERTS,
+        "attention_chunk_size": 6,
+        "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 64,
+        "interleave_moe_layer_step": 2,
+        "layer_types": ["chunked_attention", "full_attention"],
+    },
+    "stablelm": {},
 }
+"""Those whose classes compute attention by themselves, in the same form."""
+REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {"bert": ({"is_decoder": False}, "BertLMHeadModel")}
 """Those that are refused when they are built: what their configs have, and words of the reason."""
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from attrs import evolve
-from decoder_families import DESCRIBED, REFUSED, TRAINED, make_family
+from decoder_families import DESCRIBED, OWN_ATTENTION, REFUSED, TRAINED, make_family
 from fsdp2_support import (
     Reference,
     assert_stepped_alike,
@@ -23,8 +23,8 @@ from rlcore.spi import CloseRequest, LogprobsRequest, LoraSpec, ModelError, Save
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_torchkit.adapters.lora import Dropout
 
-FAMILIES = {**DESCRIBED, **TRAINED}
-KEY_BIASES = {"phi": "k_proj.bias", "gpt2": "c_attn.bias"}
+FAMILIES = {**DESCRIBED, **TRAINED, **OWN_ATTENTION}
+KEY_BIASES = {"phi": "k_proj.bias", "gpt2": "c_attn.bias", "bloom": "query_key_value.bias"}
 """Biases that are in all of a query's scores alike: AdamW makes a part of a step of their gradient, which is rounding alone."""
 
 
@@ -54,7 +54,7 @@ def test_three_steps_and_what_they_leave(family, tmp_path, backend):
 
 
 @pytest.mark.parametrize("family", REFUSED)
-def test_what_cannot_be_packed_is_refused_when_it_is_built(family, tmp_path, backend):
+def test_what_is_not_causal_is_refused_when_it_is_built(family, tmp_path, backend):
     options, reason = REFUSED[family]
     directory = make_family(tmp_path / "model", family, options)
     with pytest.raises(ModelError, match=reason):

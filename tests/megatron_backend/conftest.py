@@ -11,6 +11,7 @@ import pytest
 from rlcore_megatron.checkpoints.cache_directory import HUB, OWN
 from rlcore_megatron.layouts.layout import ParallelLayout
 from rlcore_megatron.setup import requirements
+from rlcore_torchkit.requirements import UNTRIED_VARIABLE
 from rlcore_torchkit.testing.models import make_model
 
 HERE = Path(__file__).parent
@@ -39,6 +40,7 @@ def installed(monkeypatch: pytest.MonkeyPatch):
         def requires(name: str) -> list[str] | None:
             return list(torch_requires) if name == "torch" and torch_requires is not None else real_requires(name)
 
+        monkeypatch.delenv(UNTRIED_VARIABLE, raising=False)
         monkeypatch.setattr(requirements.metadata, "version", version)
         monkeypatch.setattr(requirements.metadata, "requires", requires)
         monkeypatch.setattr(requirements.importlib.util, "find_spec", find_spec)

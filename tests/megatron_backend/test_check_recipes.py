@@ -86,7 +86,7 @@ def test_without_megatron_core_the_named_trainer_says_how_to_install_it(check, m
     without_megatron(monkeypatch)
     message = refused(check, PluginError)
     assert message.startswith(
-        "trainer 'megatron' is not usable: megatron-core is not installed: pip install 'megatron-core<0.17,>=0.16.1'\n"
+        "trainer 'megatron' is not usable: megatron-core is not installed: pip install 'megatron-core<0.20,>=0.16.1'\n"
     )
 
 
@@ -97,7 +97,7 @@ def test_without_megatron_core_auto_takes_fsdp2_and_says_why(check, monkeypatch:
     assert prepared.chosen["trainer"].name == "fsdp2"
     assert prepared.notes == (
         "trainer 'fsdp2' (priority 50) is taken, as 'megatron' (priority 80) cannot be: megatron-core is not installed: "
-        "pip install 'megatron-core<0.17,>=0.16.1'",
+        "pip install 'megatron-core<0.20,>=0.16.1'",
     )
     assert check(*auto[::2], "run.device=cpu").notes == ()
 

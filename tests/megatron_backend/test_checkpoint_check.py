@@ -19,8 +19,7 @@ TENSORS = {"a": torch.zeros(3, 4), "b": torch.zeros(5), "moments.a": torch.zeros
 def state(tmp_path: Path) -> Path:
     """TENSORS as torch saves them, and the files that Megatron adds."""
     checkpoint.save(TENSORS, checkpoint_id=tmp_path / "state", no_dist=True)
-    for name in ("common.pt", "metadata.json"):
-        (tmp_path / "state" / name).write_text("{}")
+    (tmp_path / "state" / "metadata.json").write_text("{}")
     return tmp_path / "state"
 
 
@@ -54,10 +53,10 @@ def test_pickle_that_names_anything_else_is_refused_before_it_runs(state: Path, 
 def test_files_that_are_missing_or_short_are_named(state: Path) -> None:
     tensors, described = next(state.glob("*.distcp")), (state / ".metadata").read_bytes()
     content = tensors.read_bytes()
-    (state / "common.pt").unlink()
-    with pytest.raises(CheckpointError, match="common.pt: found no such file"):
+    (state / "metadata.json").unlink()
+    with pytest.raises(CheckpointError, match="metadata.json: found no such file"):
         read_metadata(state)
-    (state / "common.pt").write_text("{}")
+    (state / "metadata.json").write_text("{}")
     tensors.write_bytes(content[:-1])
     with pytest.raises(CheckpointError, match=f"{tensors.name}: .* {len(content) - 1} bytes; .* {len(content)}"):
         read_metadata(state)

@@ -40,7 +40,7 @@ def test_auto_says_that_it_took_fsdp2_and_why(installed) -> None:
     taken = select(REGISTRY, "trainer", "auto", device="cuda", needs={})
     assert passed_over(REGISTRY, taken, device="cuda", needs={}) == (
         "trainer 'fsdp2' (priority 50) is taken, as 'megatron' (priority 80) cannot be: "
-        "megatron-core is not installed: pip install 'megatron-core<0.17,>=0.16.1'",
+        "megatron-core is not installed: pip install 'megatron-core<0.20,>=0.16.1'",
     )
 
 

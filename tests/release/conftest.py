@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -28,6 +29,28 @@ def builder():
 @pytest.fixture(scope="session")
 def versions():
     return script("set_version")
+
+
+@pytest.fixture(scope="session")
+def check_tag():
+    return script("check_tag")
+
+
+@pytest.fixture(scope="session")
+def first_run():
+    return script("first_run")
+
+
+@pytest.fixture
+def checkout(builder, tmp_path):
+    """A copy of the files that state the version."""
+    for folder in (ROOT / one.folder for one in builder.packages()):
+        (tmp_path / folder.relative_to(ROOT)).mkdir(parents=True)
+        shutil.copy(folder / "pyproject.toml", tmp_path / folder.relative_to(ROOT))
+    (tmp_path / "core/src/rlcore").mkdir(parents=True)
+    shutil.copy(ROOT / "core/src/rlcore/__init__.py", tmp_path / "core/src/rlcore")
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## [Unreleased]\n\n- A line.\n\n## [0.0.1] - 2020-01-01\n")
+    return tmp_path
 
 
 @pytest.fixture(scope="session")

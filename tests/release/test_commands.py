@@ -13,7 +13,9 @@ CI, WORKFLOW, README_TEST = ".ci/run", ".github/workflows/ci.yml", "tests/docs/t
 PUBLISH = ".github/workflows/publish.yml"
 RUN = {
     "make test-core": CI,
+    "make test-next": WORKFLOW,
     "make dist": CI,
+    "make try-dist": CI,
     "make test": CI,
     "make test-all": PUBLISH,
     "make lint": "make test",
@@ -31,7 +33,8 @@ RUN = {
     "pip install --find-links dist 'rlcore[rollout]' rlcore-megatron rlcore-transformers rlcore-grpo": WORKFLOW,
     "rlcore plugins": WORKFLOW,
     "rlcore check recipe.toml": README_TEST,
-    "rlcore train recipe.toml training.prompts_per_step=16": README_TEST,
+    "rlcore train recipe.toml": README_TEST,
+    "rlcore train recipe.toml run.name=other training.prompts_per_step=8": README_TEST,
     "rlcore train recipe.toml --resume": README_TEST,
     "rlcore eval recipe.toml --checkpoint runs/run/checkpoints/step-000100": README_TEST,
     "rlcore status runs/run": README_TEST,
@@ -50,6 +53,7 @@ NOT_RUN = {
     ".venv/bin/python -m pytest tests/grpo": "`make test` runs these tests with all others",
     ".venv/bin/python -m pytest -m gpu": "needs a CUDA device",
     "podman build --tag rlcore .": "compiles for GPUs; tests/release/test_container.py checks the statements",
+    "podman build --file Containerfile.cpu --tag rlcore-cpu .": "needs an image of Python; test_container.py checks it",
     'podman run --rm --device nvidia.com/gpu=all --shm-size 16g --volume "$PWD:/work" rlcore train recipe.toml': "needs a GPU",
 }
 """Commands that nothing runs, each with the reason."""

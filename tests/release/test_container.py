@@ -9,6 +9,7 @@ from pathlib import Path
 import packages
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
@@ -19,11 +20,15 @@ PACKAGES = "$(python /src/release/packages.py image)"
 INSTRUCTIONS = {"ARG", "FROM", "RUN", "ENV", "COPY", "WORKDIR", "ENTRYPOINT", "CMD"}
 
 
+def statements_of(file):
+    """Instruction and rest of each statement, lines joined and comments left out."""
+    text = re.sub(r"^#.*\n", "", (ROOT / file).read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    return [tuple(line.split(maxsplit=1)) for line in text.splitlines() if line]
+
+
 @pytest.fixture(scope="module")
 def statements():
-    """Instruction and rest of each statement, lines joined and comments left out."""
-    text = re.sub(r"^#.*\n", "", (ROOT / "Containerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
-    return [tuple(line.split(maxsplit=1)) for line in text.splitlines() if line]
+    return statements_of("Containerfile")
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +73,32 @@ def test_sources_that_are_copied_are_there(statements):
             assert (ROOT / rest.split()[0]).exists()
         for path in re.findall(r"/src/(\S+)", rest):
             assert (ROOT / path).exists()
+
+
+CPU_FILE = "Containerfile.cpu"
+
+
+def test_the_image_for_cpus_names_files_and_packages_that_are_there(projects):
+    found = statements_of(CPU_FILE)
+    assert {instruction for instruction, _ in found} <= INSTRUCTIONS
+    text = "\n".join(rest for _, rest in found)
+    assert all((ROOT / path).exists() for path in re.findall(r"/src/(\S+)", text))
+    (core,) = (Requirement(name) for name in re.findall(r"'(rlcore\[.*?\])'", text))
+    assert core.extras <= projects["rlcore"]["optional-dependencies"].keys()
+    assert [rest for instruction, rest in found if instruction == "COPY"] == [". /src", "--from=build /opt/rlcore /opt/rlcore"]
+    stages = [rest for instruction, rest in found if instruction == "FROM"]
+    assert [stage.removesuffix(" AS build") for stage in stages] == ["docker.io/library/python:${PYTHON}-slim"] * 2
+
+
+def test_the_image_for_cpus_has_the_makefiles_versions(projects):
+    found = dict(rest.split("=", 1) for instruction, rest in statements_of(CPU_FILE) if instruction == "ARG")
+    makefile = (ROOT / "Makefile").read_text()
+    torch, _, index = found["TORCH"].strip('"').partition(" --index-url ")
+    assert f"TORCH ?= {torch}\n" in makefile
+    assert index.endswith("/cpu")
+    hatchling = re.findall(r"hatchling==\S+", makefile)
+    assert hatchling == re.findall(r"hatchling==\S+", (ROOT / CPU_FILE).read_text())
+    assert f"{found['PYTHON']}.0" in SpecifierSet(projects["rlcore"]["requires-python"])
 
 
 def test_cuda_is_that_of_torch(statements, pins):

@@ -1,7 +1,7 @@
 """A new version reaches every package, and the ranges in which they require each other."""
 
 import argparse
-import shutil
+import re
 import tomllib
 from pathlib import Path
 
@@ -11,20 +11,10 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def checkout(builder, tmp_path):
-    for folder in (ROOT / one.folder for one in builder.packages()):
-        (tmp_path / folder.relative_to(ROOT)).mkdir(parents=True)
-        shutil.copy(folder / "pyproject.toml", tmp_path / folder.relative_to(ROOT))
-    (tmp_path / "core/src/rlcore").mkdir(parents=True)
-    shutil.copy(ROOT / "core/src/rlcore/__init__.py", tmp_path / "core/src/rlcore")
-    return tmp_path
-
-
 def test_every_file_has_it_and_nothing_else_changes(builder, versions, checkout):
     changed = versions.set_version(Version("7.3.1rc1"), checkout)
     assert '\n__version__ = "7.3.1rc1"\n' in (checkout / "core/src/rlcore/__init__.py").read_text()
-    assert len(changed) == len(builder.packages()) + 1
+    assert len(changed) == len(builder.packages()) + 2
     for folder in (ROOT / one.folder for one in builder.packages()):
         name = folder.relative_to(ROOT)
         text = (checkout / name / "pyproject.toml").read_text()
@@ -36,6 +26,39 @@ def test_every_file_has_it_and_nothing_else_changes(builder, versions, checkout)
         before = (folder / "pyproject.toml").read_text().splitlines()
         differing = [line for line, old in zip(text.splitlines(), before, strict=True) if line != old]
         assert all(line.startswith("version =") or '"rlcore' in line for line in differing)
+
+
+HOST = "https://host.example/owner"
+
+
+@pytest.mark.parametrize("name", ["core", "plugins/grpo", "plugins/rewards"])
+def test_links_are_those_of_the_repository_and_of_the_version(versions, checkout, name):
+    versions.set_version(Version("7.3.1"), checkout, f"{HOST}/other")
+    versions.set_version(Version("7.3.2"), checkout, f"{HOST}/rlcore")
+    versions.set_version(Version("7.3.3"), checkout)
+    before, after = (tomllib.loads((root / name / "pyproject.toml").read_text()) for root in (ROOT, checkout))
+    assert after["project"].pop("urls") == {
+        "Repository": f"{HOST}/rlcore",
+        "Documentation": f"{HOST}/rlcore/tree/v7.3.3/docs",
+        "Changelog": f"{HOST}/rlcore/blob/v7.3.3/CHANGELOG.md",
+        "Issues": f"{HOST}/rlcore/issues",
+    }
+    before["project"].pop("urls", None)
+    assert after["project"].keys() == before["project"].keys()
+    assert after["tool"] == before["tool"]
+
+
+def test_the_changelog_names_version_and_date_and_older_ones_stay(versions, checkout):
+    versions.set_version(Version("7.3.1"), checkout)
+    headings = re.findall(r"^## (.+)$", (checkout / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[1:] == ["[0.0.1] - 2020-01-01"]
+    assert re.fullmatch(r"\[7\.3\.1\] - \d{4}-\d\d-\d\d", headings[0])
+
+
+@pytest.mark.parametrize("text", ["host.example/a/b", "https://host.example", "https://host.example/a/b/", "http://h/a/b"])
+def test_what_is_no_repository_is_refused(versions, text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        versions.repository_from(text)
 
 
 def test_a_file_without_a_version_is_named(versions, checkout):

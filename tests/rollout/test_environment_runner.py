@@ -28,7 +28,8 @@ from rlcore.time_limit import LOAD_VARIABLE
 from rlcore_rollout import environment_calls, environment_runner
 from rlcore_rollout.environment_runner import EpisodeRunner, Failure
 
-TIMEOUT_S = 0.3
+TIMEOUT_S = 0.3  # of calls that are late
+AMPLE_S = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -196,7 +197,7 @@ def test_the_cause_of_an_error_is_kept(run):
 def test_a_token_that_the_model_does_not_have_is_the_environments():
     beyond = np.asarray([3, 102], np.int32)
     runner = EpisodeRunner(
-        StepEnvironment(lambda _: going(tokens=beyond)), TIMEOUT_S, "mask", "environment 'acme'", vocab_size=102
+        StepEnvironment(lambda _: going(tokens=beyond)), AMPLE_S, "mask", "environment 'acme'", vocab_size=102
     )
     with pytest.raises(ContractError, match="acme.* token 102; .* below 102"):
         runner.step_all([0], [turn()])
@@ -210,11 +211,11 @@ def test_a_broken_contract_is_an_error_even_where_failures_are_masked(run, on_er
 
 
 def test_figures_that_are_not_finite_are_failures_of_the_environment():
-    runner = EpisodeRunner(StepEnvironment(lambda _: done(1e300)), TIMEOUT_S, owner="environment 'acme' (acme 1.0)")
+    runner = EpisodeRunner(StepEnvironment(lambda _: done(1e300)), AMPLE_S, owner="environment 'acme' (acme 1.0)")
     with pytest.raises(RewardError, match=r"environment 'acme' \(acme 1\.0\)\.step, episode 0 .* reward 1e\+300"):
         runner.step_all([0], [turn()])
     runner.close()
-    masking = EpisodeRunner(StepEnvironment(lambda _: done(1e300)), TIMEOUT_S, "mask")
+    masking = EpisodeRunner(StepEnvironment(lambda _: done(1e300)), AMPLE_S, "mask")
     assert isinstance(masking.step_all([0], [turn()])[0], Failure)
     masking.close()
 
@@ -225,11 +226,11 @@ def test_functions_that_are_not_async_break_the_contract():
             return done(1.0)
 
     with pytest.raises(ContractError, match="StepResult at once; .*`async def`"):
-        EpisodeRunner(Plain(), TIMEOUT_S).step_all([0], [turn()])
+        EpisodeRunner(Plain(), AMPLE_S).step_all([0], [turn()])
 
 
 def test_resets_get_their_rows_and_seeds_and_are_checked():
-    with_runner = EpisodeRunner(StepEnvironment(done), TIMEOUT_S)
+    with_runner = EpisodeRunner(StepEnvironment(done), AMPLE_S)
     resets = with_runner.reset_all([{"prompt": "a"}, {"prompt": "b"}], np.asarray([7, 8]))
     assert [reset.observation.text for reset in resets] == ["a 7", "b 8"]
     assert [reset.state for reset in resets] == [{"prompt": "a"}, {"prompt": "b"}]
@@ -243,7 +244,7 @@ def test_resets_get_their_rows_and_seeds_and_are_checked():
 
 
 def test_nothing_to_do_is_nothing_done():
-    runner = EpisodeRunner(StepEnvironment(done), TIMEOUT_S)
+    runner = EpisodeRunner(StepEnvironment(done), AMPLE_S)
     assert runner.step_all([], []) == []
     assert runner.reset_all([], []) == []
 
@@ -652,7 +653,7 @@ def test_ctrl_c_at_any_moment_of_the_beginning_leaves_nothing_at_work():
 
 def test_cancelled_work_does_not_begin_again():
     """As where a thread that looks begins it anew on another event loop meanwhile."""
-    runner, begun = EpisodeRunner(StepEnvironment(done), TIMEOUT_S), []
+    runner, begun = EpisodeRunner(StepEnvironment(done), AMPLE_S), []
 
     async def begin(calls):
         begun.append(calls)
@@ -683,7 +684,7 @@ def test_closing_closes_the_environment_that_can_be():
     environment = StepEnvironment(done)
     closed = []
     environment.close = lambda: closed.append(True)
-    runner = EpisodeRunner(environment, TIMEOUT_S)
+    runner = EpisodeRunner(environment, AMPLE_S)
     runner.close()
     runner.close()
     assert closed == [True, True]
@@ -704,7 +705,7 @@ def test_closing_an_environment_ends_at_its_limit(close, monkeypatch):
     monkeypatch.setenv(LOAD_VARIABLE, "1")
     environment = StepEnvironment(done)
     environment.close = close
-    runner = EpisodeRunner(environment, TIMEOUT_S, owner="environment 'x'")
+    runner = EpisodeRunner(environment, AMPLE_S, owner="environment 'x'")
     with pytest.raises(PluginError, match=f"environment 'x' .* 1 s .*{LOAD_VARIABLE}"):
         runner.close()
 
@@ -730,7 +731,7 @@ class RowChanger:
 
 def test_a_row_is_what_it_was_whatever_an_environment_does_to_it():
     row = {"messages": [{"role": "user", "content": "a"}], "answer": 1}
-    runner = EpisodeRunner(RowChanger(), TIMEOUT_S, "error")
+    runner = EpisodeRunner(RowChanger(), AMPLE_S, "error")
     try:
         first, second = (runner.reset_all([row], [0])[0] for _ in range(2))
     finally:
@@ -742,7 +743,7 @@ def test_a_row_is_what_it_was_whatever_an_environment_does_to_it():
 
 def test_a_row_of_an_agent_is_what_it_was_too():
     row = {"messages": [{"role": "user", "content": "a"}]}
-    runner = EpisodeRunner(RowChanger(), TIMEOUT_S, "error")
+    runner = EpisodeRunner(RowChanger(), AMPLE_S, "error")
     try:
         call = runner.run(row, 0, lambda: None, (0, 1), "episode")
         assert asyncio.run(call.start()).reward == 2.0

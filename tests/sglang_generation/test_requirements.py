@@ -5,9 +5,11 @@ from importlib import metadata
 import pytest
 
 from rlcore_sglang import requirements
+from rlcore_torchkit.requirements import UNTRIED_VARIABLE
 
 
 def has_version(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
+    monkeypatch.delenv(UNTRIED_VARIABLE, raising=False)
     real = metadata.version
 
     def find(name: str) -> str:

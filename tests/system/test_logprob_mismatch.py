@@ -62,7 +62,7 @@ def test_a_generator_that_lies_is_found_out(
     run = workplace.run("lied")
     expect_failure(
         result,
-        10,
+        13,
         f"step {step}: generator and trainer disagree on the sampled tokens: token_mult_prob_error is 1.",
         "expected at most 1.3 (training.max_token_mult_prob_error)",
         f"runs/lied/logprob_mismatch/step-{step:06d}.parquet",
@@ -106,7 +106,7 @@ def test_dropout_neither_makes_a_lie_nor_hides_one(workplace: Workplace, site: S
 
     site.install("acme-liar", LIAR, {"rlcore.observers": {"liar": "OBSERVER"}})
     result = workplace.rlcore("train", "grpo.toml", *options, "run.name=lied", 'observers.names=["liar"]')
-    expect_failure(result, 10, "token_mult_prob_error is 1.", "The update was refused and changed nothing")
+    expect_failure(result, 13, "token_mult_prob_error is 1.", "The update was refused and changed nothing")
 
 
 def run_examples(run: Path, step: int, monkeypatch: pytest.MonkeyPatch, output: pytest.CaptureFixture[str]) -> str:

@@ -66,7 +66,7 @@ def test_on_a_cpu_auto_passes_it_over_in_silence(workplace: Workplace) -> None:
     assert "megatron" not in result.stdout + result.stderr
 
 
-INSTALL = "megatron-core is not installed: pip install 'megatron-core<0.17,>=0.16.1'"
+INSTALL = "megatron-core is not installed: pip install 'megatron-core<0.20,>=0.16.1'"
 
 
 @pytest.fixture

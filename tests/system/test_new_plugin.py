@@ -27,6 +27,7 @@ GRPO = (
     "algorithm.name=new_algorithm",
     "environment.name=new_environment",
     'sinks.names=["new_sink"]',
+    "cluster.execution=new_execution",
     "run.num_steps=2",
 )
 

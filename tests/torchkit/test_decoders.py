@@ -9,6 +9,7 @@ from rlcore_torchkit.architectures.decoders import (
     decoder_problems,
     described_family,
     has_states,
+    has_unpacked_layers,
     head_scale,
     layer_windows,
     layers_of,
@@ -44,12 +45,32 @@ def test_a_described_family_that_departs_from_its_description_trains_by_its_clas
         ({**GEMMA, "architectures": ["Gemma3TextModel"]}, "architecture Gemma3TextModel"),
         ({**GEMMA, "architectures": None}, "architecture none"),
         ({**GEMMA, "text_config": {"hidden_size": 3}}, "a text_config, as models of images or sound have"),
-        ({**GEMMA, "layer_types": ["full_attention", "chunked_attention"]}, "layers of chunked_attention"),
-        ({**GEMMA, "attention_chunk_size": 8192}, "layers of chunked_attention"),
     ],
 )
 def test_others_are_refused(content, expected):
     assert found(**content) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"layer_types": ["full_attention", "chunked_attention"]}, True),
+        ({"attention_chunk_size": 8192}, True),
+        ({"layers_block_type": ["mamba", "attention", "moe"]}, False),
+        ({"layer_types": ["sliding_attention", "full_attention"], "attention_chunk_size": None}, False),
+        ({}, False),
+    ],
+)
+def test_layers_that_packed_attention_does_not_compute_are_known_by_their_kinds(content, expected):
+    assert has_unpacked_layers(content) == expected
+    assert found(**GEMMA, **content) == []
+
+
+@pytest.mark.parametrize("model_type", ["gpt9", "gemma3_text"])
+def test_a_class_that_is_newer_than_transformers_is_refused_with_the_version_that_has_it(model_type):
+    config = {"model_type": model_type, "architectures": ["GPT9ForCausalLM"], "transformers_version": "99.1.0"}
+    (problem,) = decoder_problems(config, "model/config.json", trust_remote_code=False)
+    assert "transformers>=99.1.0" in problem.remedy
 
 
 def test_code_of_a_models_own_is_run_only_where_the_recipe_trusts_it():

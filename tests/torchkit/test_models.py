@@ -46,6 +46,34 @@ def test_hub_names_are_accepted_without_a_network(name: str) -> None:
     assert check_model(name) == []
 
 
+NEW = {"model_type": "gpt9", "architectures": ["GPT9ForCausalLM"]}
+ON_THE_HUB = {
+    "newer than transformers": (NEW | {"transformers_version": "99.1.0"}, "model_type gpt9", "transformers>=99.1.0"),
+    "with code of its own": (
+        NEW | {"auto_map": {"AutoConfig": "own.Config"}},
+        "model_type gpt9, whose code comes with the model",
+        "model.trust_remote_code",
+    ),
+    "quantised": (
+        {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "quantization_config": {"quant_method": "gptq"}},
+        "weights quantised by gptq, as quantization_config says",
+        "the model that it was quantised from",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "found", "remedy"), ON_THE_HUB.values(), ids=ON_THE_HUB)
+def test_a_model_on_the_hub_is_refused_before_transformers_looks_for_its_class(
+    content: dict, found: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.PreTrainedConfig.get_config_dict", lambda *_, **__: (content, {}))
+    with pytest.raises(ModelError) as raised:
+        load_config(ModelSpec(path="org/model"), any_decoder=True)
+    (problem,) = raised.value.problems
+    assert (problem.path, problem.found) == ("org/model", found)
+    assert remedy in problem.remedy
+
+
 def damage(directory: Path, what: str) -> None:
     weights = directory / "model.safetensors"
     match what:

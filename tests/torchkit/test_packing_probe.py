@@ -33,26 +33,29 @@ def test_what_keeps_sequences_apart_passes_and_is_left_as_it_was(name, options):
     assert model.config._attn_implementation == PACKED_ATTENTION
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_states_that_reach_the_next_sequence_are_found(dtype, monkeypatch):
-    monkeypatch.setattr(decoder_forward, "has_states", lambda model: False)
-    model = make("mamba", state_size=4, num_hidden_layers=4).to(dtype)
+@pytest.mark.parametrize(
+    ("forgotten", "name", "options", "own_logits"),
+    [
+        ((decoder_forward, "has_states", lambda model: False), "mamba", {"state_size": 4, "num_hidden_layers": 4}, False),
+        ((packing_probe, "layer_windows", lambda config: 2), "olmo2", ATTENTION, False),
+        ((decoder_forward, "head_scale", lambda config: 1.0), "cohere", {**ATTENTION, "logit_scale": 0.5}, True),
+    ],
+    ids=["states", "windows", "logits"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_is_not_known_of_a_class_is_computed_by_itself(forgotten, name, options, own_logits, dtype, monkeypatch, caplog):
+    """States that reach the next sequence, windows that layers keep to themselves, logits of another form."""
+    monkeypatch.setattr(*forgotten)
+    model = make(name, **options).to(dtype)
     patch_decoder(model)
-    with pytest.raises(ModelError, match="log-probabilities"):
-        probe_packing(model, CPU, dtype)
+    probe_packing(model, CPU, dtype)
+    assert model.config._attn_implementation == "eager"
+    assert "computes attention by itself" in caplog.text
+    assert (model.forward.args[2] is decoder_forward.own_forward) != own_logits
 
 
-def test_logits_of_another_form_are_found(monkeypatch):
-    monkeypatch.setattr(decoder_forward, "head_scale", lambda config: 1.0)
-    model = make("cohere", **ATTENTION, logit_scale=0.5)
+def test_tokens_that_see_later_ones_are_refused():
+    model = make("bert", num_attention_heads=2, intermediate_size=24)
     patch_decoder(model)
-    with pytest.raises(ModelError, match="log-probabilities"):
-        probe_packing(model, CPU, torch.float32)
-
-
-def test_windows_that_layers_keep_to_themselves_are_found(monkeypatch):
-    monkeypatch.setattr(packing_probe, "layer_windows", lambda config: 2)
-    model = make("olmo2", **ATTENTION)
-    patch_decoder(model)
-    with pytest.raises(ModelError, match="0 tell their window"):
+    with pytest.raises(ModelError, match="later tokens"):
         probe_packing(model, CPU, torch.float32)

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rlcore.spi import PluginError
+from rlcore_torchkit import transformers_import
+
 LOADS = """
 import os, sys
 from pathlib import Path
@@ -44,3 +47,26 @@ def test_torchao_is_left_alone_and_can_still_be_imported(tmp_path: Path) -> None
         timeout=500,
     )
     assert result.stdout.split("\n")[:3] == ["made", "loaded", "as before"]
+
+
+@pytest.mark.parametrize(
+    ("library", "remedy"),
+    [
+        ("torchvision", "pip uninstall torchvision"),
+        ("torchaudio", "pip uninstall torchaudio"),
+        ("safetensors", "`rlcore doctor`"),
+    ],
+)
+def test_a_library_that_breaks_the_import_of_transformers_is_named_with_its_remedy(
+    library: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "acme_models.py").write_text(f"import {library}\n")
+    (tmp_path / f"{library}.py").write_text("raise RuntimeError('operator a::nms does not exist')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, library, raising=False)
+    monkeypatch.setattr(transformers_import, "MODULES", ("acme_models",))
+    with pytest.raises(PluginError) as raised:
+        transformers_import.import_transformers()
+    told = str(raised.value)
+    assert told.startswith("transformers cannot be imported: RuntimeError: operator a::nms does not exist")
+    assert remedy in told

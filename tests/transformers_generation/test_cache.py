@@ -20,7 +20,7 @@ def prompts():
         [torch.randn(NUM_PROMPTS, heads, LENGTH, size, generator=generator) for heads, size in kind]
         for kind in zip(*SHAPES, strict=True)
     )
-    return SimpleNamespace(length=LENGTH, keys=keys, values=values)
+    return SimpleNamespace(length=LENGTH, keys=keys, values=values, states=[])
 
 
 def test_lengths_are_rounded_up_so_that_similar_requests_share_a_cache(prompts):
@@ -39,6 +39,18 @@ def test_prompts_are_copied_into_places(prompts):
         torch.testing.assert_close(mine[1:, :, :LENGTH], theirs[[2, 0, 2]], atol=0, rtol=0)
         assert not mine[0].any()
         assert not mine[:, :, LENGTH:].any()
+
+
+def test_states_go_where_their_sequences_go(prompts):
+    """Of a model without attention there are no keys."""
+    states = torch.arange(NUM_PROMPTS * 2.0).view(NUM_PROMPTS, 2)
+    cache, larger = SlotCache(4, LENGTH), SlotCache(5, LENGTH)
+    cache.fill(1, SimpleNamespace(length=LENGTH, keys=[], values=[], states=[states]), torch.tensor([2, 0]))
+    cache.move(torch.tensor([2]), torch.tensor([0]), LENGTH)
+    assert torch.equal(cache.states[0][:2], states[[0, 2]])
+    larger.take(cache, 2, LENGTH)
+    assert torch.equal(larger.states[0][:2], states[[0, 2]])
+    assert larger.num_bytes == 5 * 2 * 4
 
 
 def test_what_it_holds_moves_into_a_larger_one(prompts):

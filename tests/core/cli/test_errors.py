@@ -69,6 +69,18 @@ def test_a_traceback_is_shown_on_request_alone(invoke, calls, monkeypatch, how: 
     assert "Traceback" in invoke("check", "r.toml").stderr
 
 
+def test_a_failed_import_names_the_command_that_looks_for_the_cause(invoke, calls, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def fail() -> None:
+        raise ImportError("no module of numpy's")
+
+    calls.on_prepare = fail
+    result = invoke("check", "r.toml")
+    assert result.exit_code == UNEXPECTED
+    assert "unexpected ImportError: no module of numpy's. `rlcore doctor` lists packages" in result.stderr
+
+
 def test_the_unforeseen_names_the_file_with_its_traceback(invoke, calls, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 

@@ -78,7 +78,7 @@ def test_ctrl_c_before_a_command_is_found_ends_with_its_code(monkeypatch, capsys
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        (["version"], 0, ""),
+        (["plugins"], 0, ""),
         (["--help"], 0, ""),
         (["trian"], 2, "No such command 'trian'. Did you mean \"train\"?"),
         (["train"], 2, "Missing argument 'RECIPE'"),
@@ -96,7 +96,7 @@ def test_commands_end_with_their_codes(monkeypatch, capsys, arguments: list[str]
 HEAVY = ("torch", "transformers", "ray", "pyarrow", "matplotlib", "datasets", "numpy")
 
 
-@pytest.mark.parametrize("command", [["--help"], ["version"], ["plugins"]])
+@pytest.mark.parametrize("command", [["--help"], ["plugins"]])
 def test_light_commands_import_nothing_heavy(command: list[str]) -> None:
     code = (
         "import sys\nfrom rlcore.cli.main import cli\n"

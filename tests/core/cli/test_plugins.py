@@ -80,7 +80,7 @@ def test_what_no_recipe_names_is_listed_too(installer, group, described):
     installer.add("acme-of-runs", {f"rlcore.{group}": {"acme": "acme_of_runs:Object"}}, acme_of_runs=source)
     installer.add("acme-broken", {f"rlcore.{group}": {"broken": "broken_of_runs:Object"}}, broken_of_runs="1 / 0\n")
     listed = {row["name"]: row for row in json.loads(run("--json"))[group]}
-    assert listed["acme"]["state"] == "usable"
+    assert (listed["acme"]["state"], listed["acme"]["spi"], listed["broken"]["spi"]) == ("usable", [2, 0], None)
     assert "ZeroDivisionError" in listed["broken"]["error"]
     assert "priority 60" in run("--verbose") or group == "loop_observers"
 

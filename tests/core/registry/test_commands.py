@@ -97,7 +97,7 @@ def test_one_that_cannot_be_used_is_listed_with_its_reason_and_stops_no_other(ad
     assert (refused.exit_code, refused.stderr.startswith(f"error: command 'chat' is {text}")) == (3, True)
     (row,) = [row for row in plugins_json(discover(), "cpu", added_commands())["commands"] if row["name"] == "chat"]
     assert text.startswith(f"{row['state']}: {row['error'][:20]}")
-    assert invoke("version").exit_code == 0
+    assert invoke("plugins").exit_code == 0
 
 
 def test_one_that_is_no_command_is_refused(add) -> None:
@@ -145,7 +145,7 @@ def test_a_released_command_that_is_not_installed_is_refused_with_the_line_that_
     assert "No such command 'flyy'. Did you mean \"fly\"? Run: pip install rlcore-fly" in near.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["version"], ["check", "none.toml"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["plugins"], ["check", "none.toml"]])
 def test_no_command_but_the_one_that_runs_is_imported(arguments) -> None:
     code = (
         "import sys\nfrom rlcore.registry.run_parts import commands\nfrom rlcore.cli.main import cli\n"

@@ -14,9 +14,9 @@ import pytest
 from rlcore.registry.discovery import Registry
 from rlcore.run.report.progress import Progress
 from rlcore.spi import (
+    BoundError,
     CheckpointError,
     InterruptedRun,
-    RefitError,
     RewardError,
     StepResult,
     Turn,
@@ -190,6 +190,6 @@ def test_all_rewards_equal_ends_the_run_where_the_recipe_says_so(run: Run) -> No
 
 
 def test_disagreement_of_generator_and_trainer_ends_the_run(run: Run) -> None:
-    with pytest.raises(RefitError, match="token_mult_prob_error"):
+    with pytest.raises(BoundError, match="token_mult_prob_error"):
         # Its uniform draws are those of the initial weights, and no longer once these have changed.
         run("generator.fake.instant=true", "rollout.stop_token_ids=[]", "training.max_token_mult_prob_error=1.001")

@@ -132,6 +132,15 @@ def test_a_model_without_an_image_processor(tmp_path):
         load_image_processor(str(make_model(tmp_path / "model")), None, trust_remote_code=False)
 
 
+def test_an_image_processor_with_code_of_its_own_is_refused_with_the_option_that_trusts_it(image_model, monkeypatch):
+    def refuse(*_, trust_remote_code, **__):
+        raise ValueError("... set the option `trust_remote_code=True` to remove this error.")
+
+    monkeypatch.setattr("transformers.AutoImageProcessor.from_pretrained", refuse)
+    with pytest.raises(ModelError, match=r"model\.trust_remote_code"):
+        load_image_processor(str(image_model), None, trust_remote_code=False)
+
+
 def test_an_image_processor_that_takes_too_long_is_named(image_model, monkeypatch):
     monkeypatch.setattr("rlcore.time_limit.load_seconds", lambda: 0.2)
     monkeypatch.setattr("transformers.AutoImageProcessor.from_pretrained", lambda *_, **__: time.sleep(1000))

@@ -10,7 +10,8 @@ import pytest
 from rlcore.config.model import ModelConfig
 from rlcore.spi import ConfigError, DataError, ModelError
 from rlcore_text.tokenizers import chat_template
-from rlcore_text.tokenizers.chat_template import TODAY, named_templates, with_defaults, write_templates
+from rlcore_text.tokenizers.chat_template import named_templates, with_defaults, write_templates
+from rlcore_text.tokenizers.template_environment import TODAY
 from rlcore_text.tokenizers.tokenizer import PretrainedTokenizer, load_tokenizer
 from rlcore_torchkit.testing.models import make_tokenizer
 

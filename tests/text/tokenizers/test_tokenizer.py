@@ -281,6 +281,16 @@ def test_what_transformers_finds_wrong_with_config_json_is_named(directory):
     assert "`layer_types` (1)" in problem.found
 
 
+def test_a_tokenizer_with_code_of_its_own_is_refused_with_the_option_that_trusts_it(directory):
+    own = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (directory / "tokenizer_config.json").write_text(json.dumps(own))
+    with pytest.raises(ModelError) as raised:
+        load(directory)
+    (problem,) = raised.value.problems
+    assert problem.found == f"{directory} with a tokenizer whose code comes with the model"
+    assert "model.trust_remote_code" in problem.remedy
+
+
 @pytest.mark.parametrize("kind", ["file", "nothing"])
 def test_a_path_that_is_no_directory(tmp_path, kind):
     path = tmp_path / "model"

@@ -1,16 +1,44 @@
 """Requirements and capabilities of torch backends: versions of libraries, found without importing them."""
 
 import importlib.util
+import os
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
+from typing import Any
 
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from rlcore.installed import build_of
 from rlcore.spi import capabilities
 
-REQUIRED = {"torch": ">=2.11", "transformers": ">=5.17,<5.20"}
-"""Distribution to the versions that serve, as in this distribution's requirements."""
+UNTRIED_VARIABLE = "RLCORE_UNTRIED_VERSIONS"
+"""Environment variable: "1" lets libraries of versions run that nothing was tried with."""
+
+
+def supported_versions(distribution: str, library: str) -> SpecifierSet:
+    """The versions of a library that a package of rlcore requires, itself or by an extra; its pyproject.toml says which."""
+    needs = map(Requirement, metadata.requires(distribution) or ())
+    return next(need.specifier for need in needs if need.name == library)
+
+
+def untried_version(library: str, found: Version, *supported: SpecifierSet, hint: str = "") -> str | None:
+    """Refuse a version outside of all `supported`, with what installs another and how to try it; None for one within."""
+    if any(each.contains(found.base_version) for each in supported) or os.environ.get(UNTRIED_VARIABLE) == "1":
+        return None
+    hint = hint or f"pip install '{library}{supported[0]}'"
+    return (
+        f"{library} {found} is installed; expected {library}{' or '.join(map(str, supported))}: {hint}. "
+        f"Nothing was tried with {library} {found.public}: docs/supported-versions.md says what to try. "
+        f"{UNTRIED_VARIABLE}=1 runs it all the same"
+    )
+
+
+REQUIRED = {library: supported_versions("rlcore-torchkit", library) for library in ("torch", "transformers")}
+"""Distribution to the versions that serve."""
 TRAINER_CAPABILITIES = capabilities.ANY_CHANNEL | {
     capabilities.IN_PROCESS,
     capabilities.REFERENCE_POLICY,
@@ -36,13 +64,53 @@ def missing_requirement() -> str | None:
     """Name what keeps torch backends from running here, with the remedy, or None."""
     for name, supported in REQUIRED.items():
         if importlib.util.find_spec(name) is None:
-            return f"{name} is not installed: pip install {name}"
+            return f"{name} is not installed: pip install '{name}{supported}'"
         found = installed_version(name)
         if found is None:
-            return f"{name} can be imported but has no metadata: install it anew with pip install {name}"
-        if not SpecifierSet(supported).contains(found.base_version):
-            return f"{name} {found} is installed; expected {supported}: pip install '{name}{supported}'"
+            return f"{name} can be imported but has no metadata: install it anew with pip install --force-reinstall {name}"
+        if reason := untried_version(name, found, supported):
+            return reason
+    return _unfit("torchvision") or _unfit("torchaudio")
+
+
+def _unfit(name: str) -> str | None:
+    """Name a torchvision or torchaudio that torch cannot load, and that breaks the import of transformers' models."""
+    torch, found = installed_version("torch"), installed_version(name)
+    if torch is None or found is None:
+        return None
+    needed = SpecifierSet()
+    for line in metadata.requires(name) or ():
+        if (requirement := Requirement(line)).name == "torch":
+            needed &= requirement.specifier
+    operator = " (operator torchvision::nms does not exist)" if name == "torchvision" else ""
+    breaks = f"transformers' models cannot be imported beside it{operator}"
+    remedy = f"pip uninstall {name}, which models of text do not need, or install the one of this torch"
+    if not (needed.contains(torch, prereleases=True) or needed.contains(torch.base_version)):
+        return f"{name} {found} needs torch{needed}; found torch {torch}: {breaks}. {remedy}"
+    built, own = _build(name), _build("torch")
+    if built.startswith("cu") and own and own[:4] != built[:4]:  # cu128 and cu126 are one CUDA
+        return f"{name} {found} is built for {built}, torch {torch} for {own}: {breaks}. {remedy}"
     return None
+
+
+def _build(distribution: str) -> str:
+    try:
+        return build_of(metadata.distribution(distribution))
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def newer_transformers(config: Mapping[str, Any]) -> str:
+    """Return the remedy for a model whose class the installed transformers lacks: the version that wrote its config.json; ""
+    where that is no newer one."""
+    written, here = str(config.get("transformers_version")), installed_version("transformers")
+    with suppress(InvalidVersion):
+        version = Version(written).base_version
+        if here is not None and Version(version) > here:
+            supported = REQUIRED["transformers"]
+            untried = "" if supported.contains(version) else f"; rlcore was tried with transformers{supported} alone"
+            return f"transformers {written} wrote config.json and knows it: pip install 'transformers>={version}'{untried}"
+    return ""
 
 
 def installed_version(distribution: str) -> Version | None:

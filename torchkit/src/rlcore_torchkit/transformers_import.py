@@ -4,6 +4,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from traceback import walk_tb
+
+from rlcore.spi.errors import PluginError
+
+MODULES = ("transformers.modeling_utils", "transformers.processing_utils")
+"""Modules that all models of transformers import."""
 
 
 @contextmanager
@@ -25,7 +31,21 @@ def without_torchao() -> Iterator[None]:
 
 
 def import_transformers() -> None:
-    """Import transformers' models without torchao."""
-    if "transformers.modeling_utils" not in sys.modules:
+    """Import what transformers' models need, without torchao. PluginError where something of it cannot be imported."""
+    if MODULES[-1] in sys.modules:
+        return
+    try:
         with without_torchao():
-            import_module("transformers.modeling_utils")
+            for name in MODULES:
+                import_module(name)
+    except Exception as error:  # packages that do not fit fail with errors of any kind
+        raise PluginError(f"transformers cannot be imported: {type(error).__name__}: {error}. {_remedy(error)}") from error
+
+
+def _remedy(error: Exception) -> str:
+    """Return what mends an import: without packages that text models do not need, where one of these failed."""
+    modules = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in walk_tb(error.__traceback__)}
+    for name in ("torchvision", "torchaudio"):
+        if name in modules:
+            return f"Run: pip uninstall {name}, which models of text do not need; or install the {name} of this torch"
+    return "`rlcore doctor` lists what does not fit together"

@@ -13,4 +13,3 @@ EVAL = _core_command("eval", "Measure a model on held-out problems.", "evaluate:
 CHECK = _core_command("check", "Check a recipe and say what would run.", "check:check_command", 55)
 CONFIG = _core_command("config", "Print a recipe with every default.", "config:config_command", 40)
 PLUGINS = _core_command("plugins", 'List the installed plugins, and which ones "auto" takes.', "plugins:plugins_command", 35)
-VERSION = _core_command("version", "Print the versions in use.", "version:version_command", 20)

@@ -83,6 +83,8 @@ def _unexpected(error: BaseException, ctx: click.Context) -> str:
         what = f"SystemExit({error.code!r}), which would have ended the process in silence"
     owner = owner_of(error) or ctx.meta.get(COMMAND_OWNER)
     origin = "This is a defect of rlcore, of a plugin, or of a library that they use."
+    if isinstance(error, ImportError):
+        origin = "`rlcore doctor` lists packages that do not fit together."
     text = f"unexpected {what}. {origin if owner is None else f'It comes from {owner}, or from a library that it uses.'}"
     if ctx.params.get("debug"):
         return text

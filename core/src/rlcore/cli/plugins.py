@@ -233,7 +233,8 @@ def _auto_json(registry: Registry, role: Any, device: Device) -> dict[str, str |
 
 
 def _state_json(state: PluginState[Any]) -> dict[str, Any]:
-    return {**_named_json(state.entry), "state": state.kind, "error": state.reason}
+    spi = _spi_json(getattr(state.entry, "provider", None))
+    return {**_named_json(state.entry), "spi": spi, "state": state.kind, "error": state.reason}
 
 
 def _named_json(entry: Installed) -> dict[str, Any]:

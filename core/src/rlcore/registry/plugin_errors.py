@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from traceback import walk_tb
 from typing import TypeAlias
 
+from rlcore.installed import foreign_module
 from rlcore.schema.printable import class_name, plain_text
 from rlcore.spi.errors import PluginError
 from rlcore.time_limit import FalseInterruptError, LateError, loading
@@ -47,7 +48,8 @@ def message_of(error: BaseException) -> str:
     """Return an error's message, or a note where its `__str__` fails or does not end."""
     try:
         with loading("the text of an error"):
-            return plain_text(str(error))
+            foreign = foreign_module(error) if isinstance(error, ImportError) else None
+            return plain_text(str(error)) + (f" ({foreign} is for another Python: install its package anew)" if foreign else "")
     except (LateError, FalseInterruptError) as failure:
         return f"<{failure}>"
     except BaseException as failure:

@@ -19,7 +19,7 @@ from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.sharding import fill, local
 from rlcore_torchkit.adapters.lora import Dropout, initial_adapters, linear_layers_of
 from rlcore_torchkit.adapters.lora_targets import Shape, target_problems, targeted
-from rlcore_torchkit.architectures.decoders import has_states, is_described
+from rlcore_torchkit.architectures.decoders import is_described
 
 A, B = "lora_A", "lora_B"
 
@@ -35,7 +35,7 @@ class Adapters:
     """Name to (O, I) of the layers that have one."""
     layout: ParallelLayout | None
     pads_between: bool
-    """True where layers see padding between a microbatch's tokens, as where each sequence has a row of its own."""
+    """True where layers may see padding between a microbatch's tokens, as where each sequence has a row of its own."""
     begun: Mapping[str, Tensor] | None = field(default=None, init=False)
     """Whole A and B on the host as the run began with them, by name; None where it began with the model alone."""
     _on: bool = True
@@ -51,7 +51,7 @@ class Adapters:
         if problems:
             raise ConfigError(problems)
         layers = targeted(found, context.lora)
-        pads_between = not is_described(model) and has_states(model)
+        pads_between = not is_described(model)
         adapters = cls(context.lora, context.model.path, context.seed, layers, layout, pads_between)
         model.requires_grad_(False)
         for name, shape in layers.items():

@@ -22,17 +22,22 @@ from rlcore_torchkit.refit.shard_sender import ShardSender
 
 @frozen(kw_only=True)
 class _Exported:
-    """One parameter and the tensors that a model file holds in its place."""
+    """One parameter, or several that a model file holds as one, and the tensors that it holds in their place."""
 
-    parameter: str
+    parameters: tuple[str, ...]
     shapes: Mapping[str, tuple[int, ...]]
     """Hugging Face name to shape; one entry with the parameter's own name unless transformers fuses it on loading."""
     kept: DtypeName | None = None
     """The dtype of a buffer, which is exported as it is; None for a parameter, which is cast."""
 
     @property
+    def parameter(self) -> str:
+        """The first parameter, which stands for all."""
+        return self.parameters[0]
+
+    @property
     def is_itself(self) -> bool:
-        return list(self.shapes) == [self.parameter]
+        return tuple(self.shapes) == self.parameters
 
     def dtype(self, requested: torch.dtype) -> torch.dtype:
         """The dtype that it is exported in."""
@@ -45,7 +50,7 @@ class Exporter:
     def __init__(self, model: nn.Module, lora: LoraSpec | None = None) -> None:
         self._model, self._lora = model, lora
         _note_conversions(model)
-        self._exported = [_exported(model, name, tensor) for name, tensor in exported_tensors(model).items()]
+        self._exported = _all_exported(model)
 
     def export(self, request: ExportWeightsRequest, parameters: Mapping[str, Tensor], device: torch.device) -> WeightExport:
         """Every rank iterates, and gets tensors on `device`; whole `parameters` that are there in the dtype are not copied."""
@@ -94,11 +99,8 @@ class Exporter:
         device: torch.device,
     ) -> Iterator[tuple[str, Tensor]]:
         for each in exported:
-            full = _whole_weight(each.parameter, parameters, lora, each.dtype(dtype), device)
-            if each.is_itself:
-                yield each.parameter, full
-            else:
-                yield from revert_weight_conversion(self._model, {each.parameter: full}).items()
+            full = {name: _whole_weight(name, parameters, lora, each.dtype(dtype), device) for name in each.parameters}
+            yield from (full if each.is_itself else revert_weight_conversion(self._model, full)).items()
 
 
 def _specs(exported: Iterable[_Exported], dtype: DtypeName) -> Iterator[TensorSpec]:
@@ -120,13 +122,19 @@ def _whole_weight(
 
 
 def _itself(name: str, parameter: Tensor) -> _Exported:
-    return _Exported(parameter=name, shapes={name: tuple(parameter.shape)})
+    return _Exported(parameters=(name,), shapes={name: tuple(parameter.shape)})
 
 
 def exported_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters by name, and the buffers that checkpoints hold, such as the biases of routers."""
-    saved = model.state_dict().keys()
-    return dict(model.named_parameters()) | {name: buffer for name, buffer in model.named_buffers() if name in saved}
+    """The parameters by name, a tied one by that of its checkpoints, and the buffers that these hold, such as the biases of
+    routers."""
+    saved, tied = model.state_dict().keys(), getattr(model, "all_tied_weights_keys", {})
+    names: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name not in tied:
+            names.setdefault(id(parameter), name)
+    parameters = {names.get(id(parameter), name): parameter for name, parameter in model.named_parameters()}
+    return parameters | {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
 def _note_conversions(model: Any) -> None:
@@ -138,12 +146,23 @@ def _note_conversions(model: Any) -> None:
         model._weight_conversions = [each for each in found if not isinstance(each, PrefixChange)]
 
 
-def _exported(model: nn.Module, name: str, parameter: Tensor) -> _Exported:
-    converted = revert_weight_conversion(model, {name: torch.empty_like(parameter, device="meta")})
+def _all_exported(model: nn.Module) -> list[_Exported]:
+    """Return each parameter and buffer with its tensors; those that share one together."""
+    tensors, by_tensor = exported_tensors(model), dict[str, list[str]]()
+    for name, tensor in tensors.items():
+        for key in _exported(model, {name: tensor}).shapes:
+            by_tensor.setdefault(key, []).append(name)
+    groups = dict.fromkeys(map(tuple, by_tensor.values()))
+    return [_exported(model, {name: tensors[name] for name in group}) for group in groups]
+
+
+def _exported(model: nn.Module, tensors: Mapping[str, Tensor]) -> _Exported:
+    converted = revert_weight_conversion(model, {name: torch.empty_like(each, device="meta") for name, each in tensors.items()})
     shapes = {key: tuple(tensor.shape) for key, tensor in converted.items()}
-    dtype = str(parameter.dtype).removeprefix("torch.")
-    kept: Any = None if isinstance(parameter, nn.Parameter) else dtype if dtype in ITEM_BYTES else "float32"
-    return _Exported(parameter=name, shapes=shapes, kept=kept)
+    first = next(iter(tensors.values()))
+    dtype = str(first.dtype).removeprefix("torch.")
+    kept: Any = None if isinstance(first, nn.Parameter) else dtype if dtype in ITEM_BYTES else "float32"
+    return _Exported(parameters=tuple(tensors), shapes=shapes, kept=kept)
 
 
 def _is_whole(parameter: Tensor, dtype: torch.dtype, device: torch.device) -> bool:

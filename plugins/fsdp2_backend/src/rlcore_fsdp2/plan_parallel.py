@@ -21,6 +21,8 @@ from rlcore_fsdp2.tensor_parallel import Colwise, Exchange, Experts, LocalShards
 from rlcore_torchkit.architectures.decoders import EXPERT_STYLES, layers_of, layout_plan
 
 BY_OUTPUTS, BY_INPUTS = ("colwise", "colwise_gather_output"), ("rowwise", "rowwise_split_input")
+EXPERT_WEIGHTS = {"gate_up_proj", "down_proj"}
+"""The stacks of weights that experts have."""
 HEAD_NORMS = ("q_norm", "k_norm")
 """Norms of each head between layers of which ranks have some heads: their gradients are sums over ranks."""
 
@@ -86,9 +88,16 @@ def _size_problems(model: Any, styles: Mapping[str, str], size: int) -> Iterator
         role = re.sub(r"\d+", "*", name)
         count = {True: "out_features", False: "in_features"}.get(style in BY_OUTPUTS) if isinstance(module, nn.Linear) else None
         attribute = "num_experts" if style in EXPERT_STYLES else count
-        if attribute is not None and getattr(module, attribute) % size and role not in seen:
+        if role in seen:
+            continue
+        if attribute is not None and getattr(module, attribute) % size:
             seen.add(role)
             yield _problem(size, f"{getattr(module, attribute)} {attribute} of {role}", "a divisor of it")
+        held = {held for held, _ in module.named_parameters(recurse=False)}
+        if style in EXPERT_STYLES and held != EXPERT_WEIGHTS:
+            seen.add(role)
+            expected = f"{', '.join(sorted(EXPERT_WEIGHTS))}, which ranks can divide, beside its base_model_tp_plan"
+            yield _problem(size, f"{', '.join(sorted(held))} of {role}", expected)
 
 
 def _between_problems(model: Any, styles: Mapping[str, str], size: int) -> Iterator[Problem]:

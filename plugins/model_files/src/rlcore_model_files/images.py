@@ -41,6 +41,14 @@ def load_image_processor(path: str, revision: str | None, *, trust_remote_code: 
             return processor
         found = f"{type(processor).__name__}, which does not say how many patches an image has"
     except Exception as error:  # OSError, ValueError, ImportError, KeyError, by what is missing
+        if not trust_remote_code and "trust_remote_code" in str(error):
+            found, remedy = (
+                "an image processor whose code comes with the model",
+                "Read it, and then set model.trust_remote_code to true",
+            )
+            raise ModelError(
+                [Problem(path=path, found=found, expected="code that the recipe trusts", remedy=remedy)]
+            ) from error
         found = f"no image processor that loads ({str(error).strip().splitlines()[0]:.200})"
     expected = "preprocessor_config.json of a model such as Qwen2.5-VL, and Pillow"
     remedy = f"{INSTALL}; before 5.18 transformers needs torchvision too"

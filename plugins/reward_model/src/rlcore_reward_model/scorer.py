@@ -11,7 +11,8 @@ from rlcore.spi import DataError, Message, ModelSpec, Tool
 from rlcore.time_limit import TEMPLATE_S, time_limit
 from rlcore_model_files.directory import END_TOKEN_FILES, eos_token_ids
 from rlcore_text.rows.rendering import encode_prompt_texts, ended
-from rlcore_text.tokenizers.chat_template import TODAY, reads
+from rlcore_text.tokenizers.chat_template import reads
+from rlcore_text.tokenizers.template_environment import replace_environment
 from rlcore_text.tokenizers.tokenizer import PretrainedTokenizer, load_tokenizer, model_file
 from rlcore_text.tokenizers.turn_ends import ended_answer
 from rlcore_torchkit.huggingface.safetensors_files import check_hub_files, not_finite, raise_model_problems, unknown_tensors
@@ -86,12 +87,10 @@ class RewardTokenizer(PretrainedTokenizer):
         return self._rendered(messages, tools)
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], **options: bool) -> str:
-        today = {"strftime_now": TODAY.strftime} if reads("strftime_now", str(self.backend.chat_template)) else {}
+        replace_environment()
         try:
             with time_limit("the reward model's chat template", TEMPLATE_S):
-                text: str = self.backend.apply_chat_template(
-                    messages, tools=list(tools) or None, tokenize=False, **today, **options
-                )
+                text: str = self.backend.apply_chat_template(messages, tools=list(tools) or None, tokenize=False, **options)
         except TimeoutError:
             raise
         except Exception as error:  # a template raises any exception, and callers try another form after a DataError

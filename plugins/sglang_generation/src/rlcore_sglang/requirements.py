@@ -3,9 +3,9 @@
 from packaging.specifiers import SpecifierSet
 
 from rlcore.installed import is_installed
-from rlcore_torchkit.requirements import installed_version, missing_requirement
+from rlcore_torchkit.requirements import installed_version, missing_requirement, supported_versions, untried_version
 
-SUPPORTED = (SpecifierSet("==0.5.17"), SpecifierSet(">=0.5.23,<0.5.24"))
+SUPPORTED = (SpecifierSet("==0.5.17"), supported_versions("rlcore-sglang", "sglang"))
 """The versions whose updates of weights were tried: the last for torch 2.11, and that of the extra `engine`."""
 INSTALL = "pip install 'rlcore-sglang[engine]'"
 
@@ -15,8 +15,8 @@ def unavailable() -> str | None:
     version = installed_version("sglang")
     if version is None:
         return f"SGLang is not installed: {INSTALL}"
-    if not any(each.contains(version, prereleases=True) for each in SUPPORTED):
-        return f"sglang {version} is installed; expected sglang{' or '.join(map(str, SUPPORTED))}: {INSTALL}"
+    if reason := untried_version("sglang", version, *SUPPORTED, hint=INSTALL):
+        return reason
     if not is_installed("torchvision"):
         return (
             f"torchvision is not installed, which sglang {version} imports for text models too: pip install torchvision, "

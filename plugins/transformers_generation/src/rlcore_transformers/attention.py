@@ -15,7 +15,16 @@ from rlcore_transformers.cache import SlotCache
 
 
 class Attend(Protocol):
-    """Attention of a layer's new tokens."""
+    """Attention of a layer's new tokens, which continue sequences by equally many each; and what else these keep."""
+
+    num_rows: int
+    """Sequences."""
+    states: list[Tensor]
+    """[num_rows, ...] what layers hand from token to token, in the order in which `layer_states` lists it."""
+
+    def sequences(self, tokens: Tensor) -> Tensor:
+        """int64 [num_rows, length]: the tokens of each sequence up to the new ones, int64 [R], and anything behind them. Keeps
+        the new ones for later."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scores: Scores = PLAIN) -> Tensor:
         """From query [R, A, D], key [R, K, D] and value [R, K, E] to [R, A * E]; keeps key and value for later tokens."""
@@ -25,21 +34,25 @@ class PromptAttention:
     """Causal attention over P prompts, padded on the right to L tokens: what comes after a token does not reach it."""
 
     def __init__(self, num_prompts: int, length: int) -> None:
-        self._num_prompts = num_prompts
+        self.num_rows = num_prompts
         self.length = length
+        self.states: list[Tensor] = []
         self.keys: list[Tensor] = []
         """[P, K, L, D] by layer; values [P, K, L, E] alike."""
         self.values: list[Tensor] = []
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scores: Scores = PLAIN) -> Tensor:
         del layer
-        query, key, value = (
-            rows.unflatten(0, (self._num_prompts, self.length)).transpose(1, 2) for rows in (query, key, value)
-        )
+        query, key, value = (rows.unflatten(0, (self.num_rows, self.length)).transpose(1, 2) for rows in (query, key, value))
         self.keys.append(key)
         self.values.append(value)
         mixed = padded_attention(query, key, value, scores)
-        return mixed.transpose(1, 2).reshape(self._num_prompts * self.length, -1)
+        return mixed.transpose(1, 2).reshape(self.num_rows * self.length, -1)
+
+    def sequences(self, tokens: Tensor) -> Tensor:
+        rows = tokens.view(self.num_rows, self.length)
+        self.keys = [rows[:, None, :, None]]
+        return rows
 
 
 class SlotAttention:
@@ -55,7 +68,9 @@ class SlotAttention:
         self._cache = cache
         self._positions = positions
         self._length = length
-        self._rows = torch.arange(len(positions), device=positions.device)
+        self.num_rows = len(positions)
+        self.states = [states[: self.num_rows] for states in cache.states]
+        self._rows = torch.arange(self.num_rows, device=positions.device)
         self._visible: dict[int | None, Tensor] = {}
         self._biases: dict[tuple[int | None, int], Tensor] = {}
 
@@ -72,6 +87,11 @@ class SlotAttention:
             mask = self._seen(scores.window)[:, None, None]
             mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scores.scaling)
         return mixed.reshape(num_rows, -1)
+
+    def sequences(self, tokens: Tensor) -> Tensor:
+        (rows,) = self._cache.keys
+        rows[self._rows, 0, self._positions, 0] = tokens
+        return rows[: self.num_rows, 0, : self._length, 0]
 
     def _products(self, query: Tensor, keys: Tensor, values: Tensor, scores: Scores) -> Tensor:
         """[B * K, G, E] of query [B, K, G, D], keys [B, K, length, D] and values [B, K, length, E], computed in float32."""

@@ -10,7 +10,7 @@ import torch
 
 from rlcore import spi
 from rlcore_torchkit.adapters.lora_targets import adapted_layers, adapter_shapes
-from rlcore_torchkit.architectures.decoders import has_states, is_described
+from rlcore_torchkit.architectures.decoders import is_described
 from rlcore_torchkit.channels.local import LocalChannel
 from rlcore_torchkit.generation import FinishedSample, check_sampling, join_samples, sample_limits
 from rlcore_torchkit.huggingface.models import (
@@ -121,7 +121,7 @@ class TransformersBackend:
         """Make the decoder of this transformers model; ModelError where there is none."""
         context, length = self._context, self._context.max_sequence_length
         if not is_described(model):
-            _raise_problems(class_problems(model.config.to_dict(), context.model.path, length, has_states=has_states(model)))
+            _raise_problems(class_problems(model.config.to_dict(), context.model.path, length))
             return ClassDecoder(model, self._dtype, self._device)
         standard = standard_config(model.config)
         _raise_problems(model_problems(standard, context.model.path, length, routed_experts=context.routed_experts))

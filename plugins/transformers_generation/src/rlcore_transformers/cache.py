@@ -3,7 +3,6 @@
 Shapes: P prompts, L tokens, B places in use, and of each layer K key-value heads, D head size of keys, E of values.
 """
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -21,6 +20,8 @@ class PromptStates(Protocol):
     """[P, K, L, D] by layer."""
     values: list[Tensor]
     """[P, K, L, E] by layer."""
+    states: list[Tensor]
+    """[P, ...] what layers hand from token to token."""
 
 
 class SlotCache:
@@ -34,23 +35,29 @@ class SlotCache:
         self.keys: list[Tensor] = []
         """[slots, K, length, D] by layer, finite everywhere; values [slots, K, length, E] alike."""
         self.values: list[Tensor] = []
+        self.states: list[Tensor] = []
+        """[slots, ...] what layers hand from token to token."""
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values, *self.states))
 
     def fill(self, first: int, prompts: PromptStates, rows: Tensor) -> None:
         """Copy the prompts numbered `rows` int64 [B] into the places from `first` on."""
-        if not self.keys:
-            self._make(prompts.keys, prompts.values)
+        if not self.keys and not self.states:
+            self._make(prompts)
         last, length = first + len(rows), prompts.length
         for pool, source in ((self.keys, prompts.keys), (self.values, prompts.values)):
             for slots, prompt in zip(pool, source, strict=True):
                 slots[first:last, :, :length] = prompt[rows]
+        for slots, prompt in zip(self.states, prompts.states, strict=True):
+            slots[first:last] = prompt[rows]
 
     def take(self, other: "SlotCache", num_slots: int, length: int) -> None:
         """Copy the first `length` columns of the first places of a smaller cache that is not empty."""
-        self._make(other.keys, other.values)
+        self._make(other)
+        for slots, states in zip(self.states, other.states, strict=True):
+            slots[:num_slots] = states[:num_slots]
         for mine, theirs in zip((*self.keys, *self.values), (*other.keys, *other.values), strict=True):
             mine[:num_slots, :, :length] = theirs[:num_slots, :, :length]
 
@@ -58,9 +65,12 @@ class SlotCache:
         """Copy the first `length` columns of the places `sources` int64 [B] to the places `targets`, none of them a source."""
         for slots in (*self.keys, *self.values):
             slots[targets, :, :length] = slots[sources, :, :length]
+        for slots in self.states:
+            slots[targets] = slots[sources]
 
-    def _make(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-        """Places for states of these layers, [any, K, any, D]."""
+    def _make(self, other: PromptStates) -> None:
+        """Places for what these sequences keep."""
+        self.states = [states.new_zeros((self.num_slots, *states.shape[1:])) for states in other.states]
         self.keys, self.values = (
             [
                 torch.zeros(
@@ -68,5 +78,5 @@ class SlotCache:
                 )
                 for states in layers
             ]
-            for layers in (keys, values)
+            for layers in (other.keys, other.values)
         )

@@ -6,7 +6,7 @@ from typing import Any
 from rlcore.model_files import read_object
 from rlcore.schema.file_limits import expanded
 from rlcore.spi import CheckContext, Problem
-from rlcore_torchkit.architectures.decoders import described_family, is_image_model, length_problems, state_kinds
+from rlcore_torchkit.architectures.decoders import described_family, is_image_model, length_problems
 from rlcore_torchkit.huggingface import class_trial
 from rlcore_torchkit.huggingface.model_check import (
     config_file,
@@ -52,21 +52,11 @@ def model_problems(
     return problems
 
 
-def class_problems(
-    model: Mapping[str, Any], path: str, max_sequence_length: int, *, has_states: bool | None = None
-) -> list[Problem]:
-    """Refuse a model that no family describes and that does not fit: images, states besides keys and values, lengths.
-    `has_states` says whether it has such states, where its class has been loaded."""
+def class_problems(model: Mapping[str, Any], path: str, max_sequence_length: int) -> list[Problem]:
+    """Refuse a model that no family describes and that does not fit: images, lengths."""
     remedy = "Use another generator for this model."
     if is_image_model(model):
         found = f"model_type {model.get('model_type')}, which reads images"
         return [Problem(path=path, found=found, expected="a model of text", remedy=remedy)]
-    problems = list(position_problems(model, expanded(path) / "config.json", max_sequence_length))
-    problems += length_problems(model, path, max_sequence_length)
-    kinds = state_kinds(model)
-    if kinds or has_states:
-        found = f"layers of {', '.join(sorted(kinds)) or 'states'}, which hand a state from token to token"
-        problems.append(
-            Problem(path=path, found=found, expected="layers of attention, whose keys and values are kept", remedy=remedy)
-        )
-    return problems
+    problems = position_problems(model, expanded(path) / "config.json", max_sequence_length)
+    return [*problems, *length_problems(model, path, max_sequence_length)]

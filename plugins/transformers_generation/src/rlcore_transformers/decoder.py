@@ -22,6 +22,10 @@ class Decoder(Protocol):
     def routing_shape(self) -> tuple[int, int]:
         """Layers, and experts of a token in each of them."""
 
+    @property
+    def needs_equal_lengths(self) -> bool:
+        """True where prompts that are computed together have to be of one length, since layers have states."""
+
     def bind(self, weights: Mapping[str, Tensor]) -> None:
         """Use these tensors, by their Hugging Face names, from now on; ModelError where it cannot."""
 

@@ -136,6 +136,8 @@ class Generation:
         """Run the next prompts through the model, longest first, once for all samples of each."""
         longest = int(job.prompt_lengths[job.waiting[0]])
         count = max(1, self._max_prefill_tokens // longest)
+        if self._decoder.needs_equal_lengths:
+            count = min(count, int((job.prompt_lengths[job.waiting] == longest).sum()))
         prompts, job.waiting = job.waiting[:count], job.waiting[count:]
         tokens = np.zeros((len(prompts), longest), np.int64)
         for row, prompt in enumerate(prompts):

@@ -88,6 +88,11 @@ class FamilyDecoder:
         self._layers = []
 
     @property
+    def needs_equal_lengths(self) -> bool:
+        """Attention does not see the padding behind a prompt."""
+        return False
+
+    @property
     def vocab_size(self) -> int:
         """V."""
         return self.dims.vocab_size

@@ -18,7 +18,7 @@ from rlcore.spi import (
     GENERATION_LOGPROBS,
     MISMATCH_METRICS,
     WEIGHT_VERSIONS,
-    RefitError,
+    BoundError,
     RolloutBatch,
     TokenBatch,
     TrainingBatch,
@@ -89,9 +89,10 @@ def test_the_update_is_refused_and_the_run_goes_on_as_if_it_had_never_been_tried
     whole = tmp_path / "runs" / "whole"
     run("run.name=whole")
     lie(2.0, versions={4})  # two updates a step: those that sample step 3
-    with pytest.raises(RefitError) as raised:
+    with pytest.raises(BoundError) as raised:
         run("run.name=lied", "checkpoint.every_n_steps=0")
     directory = tmp_path / "runs" / "lied"
+    assert raised.value.metrics.keys() == {"token_mult_prob_error"}
     message = str(raised.value)
     assert message.startswith("step 3: generator and trainer disagree on the sampled tokens: token_mult_prob_error is 3.")
     for part in (
@@ -116,14 +117,14 @@ def test_a_run_whose_samples_no_package_keeps_says_which_one_does(
 ) -> None:
     monkeypatch.setenv("RLCORE_DISABLE_PLUGINS", "loop_observer:logprob_mismatch")
     lie(2.0, versions={0})
-    with pytest.raises(RefitError, match="pip install rlcore-report"):
+    with pytest.raises(BoundError, match="pip install rlcore-report"):
         run("run.name=lied")
     assert not (tmp_path / "runs" / "lied" / "logprob_mismatch").exists()
 
 
 def test_the_table_holds_both_sides_at_the_weights_that_generated(run: Run, lie: Lie, tmp_path: Path) -> None:
     lie(2.0, versions={4})
-    with pytest.raises(RefitError) as raised:
+    with pytest.raises(BoundError) as raised:
         run("logging.rollouts_every_n_steps=1")
     folder = tmp_path / "runs" / "run" / "logprob_mismatch"
     table = pandas.read_parquet(folder / "step-000003.parquet")
@@ -155,7 +156,7 @@ def test_the_table_holds_both_sides_at_the_weights_that_generated(run: Run, lie:
 
 def test_a_trainer_that_cannot_refuse_is_judged_after_its_update(run: Run, lie: Lie, tmp_path: Path) -> None:
     lie(2.0, versions={4})
-    with pytest.raises(RefitError, match="The step is not saved"):
+    with pytest.raises(BoundError, match="The step is not saved"):
         run(registry=without_bounds())
     directory = tmp_path / "runs" / "run"
     assert files(directory / "checkpoints") == ["step-000002"]
@@ -323,7 +324,7 @@ def test_disagreement_on_tokens_of_the_present_weights_ends_a_run_that_trains_on
 
     monkeypatch.setattr(FakeAlgorithm, "build_batch", build_batch)
     lie(3.0, versions={2})
-    with pytest.raises(RefitError) as raised:
+    with pytest.raises(BoundError) as raised:
         run(*LARGE)
     assert str(raised.value).startswith(
         "step 2: generator and trainer disagree on the sampled tokens: token_mult_prob_error is "
@@ -349,5 +350,5 @@ def test_a_full_disk_does_not_hide_the_disagreement(
 
     monkeypatch.setattr(pyarrow.parquet, "write_table", refuse)
     lie(2.0, versions={4})
-    with pytest.raises(RefitError, match=r"token_mult_prob_error is 3\..*No space left"):
+    with pytest.raises(BoundError, match=r"token_mult_prob_error is 3\..*No space left"):
         run("logging.rollouts_every_n_steps=0", "logging.evaluation_answers=false")

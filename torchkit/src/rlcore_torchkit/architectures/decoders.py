@@ -10,19 +10,22 @@ from rlcore.spi.errors import ModelError, Problem
 from rlcore_model_files.weight_headers import TEXT_KEYS
 from rlcore_torchkit.architectures.architecture import ARCHITECTURES, Architecture
 from rlcore_torchkit.architectures.registry import find_architecture
+from rlcore_torchkit.requirements import newer_transformers
 from rlcore_torchkit.transformers_import import import_transformers
 
-ATTENTION_KINDS = {"full_attention", "sliding_attention"}
+_ATTENTION_KINDS = {"full_attention", "sliding_attention"}
 STATE_KINDS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 """Layers that hand a state from token to token, which nothing resets where another sequence of a row begins."""
-LAYER_KINDS = ATTENTION_KINDS | STATE_KINDS | {"moe", "mlp", "sparse", "dense"}
-"""Accepted entries of config.json's `layer_types`: transformers' words, and older ones that it still reads."""
+LAYER_KINDS = _ATTENTION_KINDS | STATE_KINDS | {"moe", "mlp", "sparse", "dense"}
+"""Entries of config.json's `layer_types` that packed attention computes: transformers' words, and older ones that it reads."""
 IMAGE_MODELS = {
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
 }
 """Models of text and images by their model_type: their language model gets images as embeddings in place of tokens."""
+_UNTRAINED = {"reformer": "layers whose backward pass runs in training mode alone, where they draw random hashes"}
+"""Classes whose backward pass fails, by model_type: what a trial of the forward pass does not see."""
 EXPERT_STYLES = {"moe_tp_experts"}
 LAYOUT_STYLES = EXPERT_STYLES | {
     "colwise",
@@ -48,6 +51,8 @@ def decoder_problems(config: Mapping[str, Any], path: str, *, trust_remote_code:
         yield from malformed
         return
     yield from _class_problems(config, path, trust_remote_code)
+    if reason := _UNTRAINED.get(str(config.get("model_type"))):
+        yield Problem(path=path, found=reason, expected="layers with gradients in eval mode", remedy="Use another model")
     if is_image_model(config):
         return
     for key in TEXT_KEYS:
@@ -55,13 +60,11 @@ def decoder_problems(config: Mapping[str, Any], path: str, *, trust_remote_code:
             expected = f"text alone, or one of {', '.join(IMAGE_MODELS)}"
             remedy = "Take its language model alone: python -m rlcore_torchkit.huggingface.language_model MODEL DIRECTORY"
             yield Problem(path=path, found=f"a {key}, as models of images or sound have", expected=expected, remedy=remedy)
-    listed = config.get("layer_types")
-    kinds = {_OLD_KINDS.get(kind, kind) for kind in map(str, listed if isinstance(listed, list) else ())} - LAYER_KINDS
-    if config.get("attention_chunk_size"):
-        kinds |= {"chunked_attention"}
-    if kinds:
-        expected = f"layers of {', '.join(sorted(LAYER_KINDS))}"
-        yield Problem(path=path, found=f"layers of {', '.join(sorted(kinds))}", expected=expected)
+
+
+def has_unpacked_layers(config: Mapping[str, Any]) -> bool:
+    """Return whether the model with this config.json has layers of a kind that packed attention does not compute."""
+    return bool(config.get("attention_chunk_size")) or not _layer_kinds(config) <= LAYER_KINDS
 
 
 def is_image_model(config: Mapping[str, Any]) -> bool:
@@ -104,10 +107,11 @@ def _class_problems(config: Mapping[str, Any], path: str, trust_remote_code: boo
             remedy = "Read it, and then set model.trust_remote_code to true"
             yield Problem(path=path, found=given, expected=f"{expected}, or code that the recipe trusts", remedy=remedy)
     elif known is None:
-        yield Problem(path=path, found=f"model_type {model_type}", expected=expected)
+        yield Problem(path=path, found=f"model_type {model_type}", expected=expected, remedy=newer_transformers(config))
     elif found != known:
         expected = f"{known}, the language model of model_type {model_type}"
-        yield Problem(path=path, found=f"architecture {found}", expected=expected, remedy=ARCHITECTURES)
+        remedy = newer_transformers(config) or ARCHITECTURES
+        yield Problem(path=path, found=f"architecture {found}", expected=expected, remedy=remedy)
 
 
 def layers_of(model: Any) -> Any:
@@ -134,8 +138,12 @@ def has_states(model: Any) -> bool:
 
 def state_kinds(config: Mapping[str, Any]) -> set[str]:
     """The kinds of such layers in the content of a config.json."""
+    return _layer_kinds(config) & STATE_KINDS
+
+
+def _layer_kinds(config: Mapping[str, Any]) -> set[str]:
     listed = config.get("layer_types") or config.get("layers_block_type") or ()
-    return {_OLD_KINDS.get(kind, kind) for kind in map(str, listed if isinstance(listed, list) else ())} & STATE_KINDS
+    return {_OLD_KINDS.get(kind, kind) for kind in map(str, listed if isinstance(listed, list) else ())}
 
 
 def head_scale(config: Any) -> float:

@@ -17,11 +17,12 @@ from rlcore_torchkit.head.logprobs import Decode, EntropyMode, HeadLogprobs, own
 from rlcore_torchkit.head.sampling_mask import KeptTokens
 from rlcore_torchkit.head.softmax_chunks import chunk_rows, masks_of, wide_dtype
 from rlcore_torchkit.layers.attention import PackedSequences
+from rlcore_torchkit.layers.packed_attention import PACKED_ATTENTION
 
 
 def patch_decoder(model: Any, decode: Decode | None = None) -> None:
-    """Make a transformers causal language model, loaded with PACKED_ATTENTION, return `packed_logprobs` from its forward.
-    `decode` takes the place of what computes hidden states."""
+    """Make a transformers causal language model return `packed_logprobs` from its forward. `decode` takes the place of what
+    computes hidden states: `own_forward`, unless the model was loaded with PACKED_ATTENTION."""
     config, head, scale = model.config, model.get_output_embeddings(), head_scale(model.config)
     cap = getattr(config, "final_logit_softcapping", None) or None
     compute: HeadLogprobs = own_head(model, cap)
@@ -29,7 +30,37 @@ def patch_decoder(model: Any, decode: Decode | None = None) -> None:
         compute = partial(_scaled, compute, scale)
     if getattr(head, "bias", None) is not None:
         compute = partial(_stored_logits, model, scale, cap)
-    patch_head(model, compute, decode or (padded_forward if has_states(model) else general_forward))
+    patch_head(model, compute, decode or _decode_of(model))
+
+
+def _decode_of(model: Any) -> Decode:
+    if has_own_attention(model):
+        return own_forward
+    return padded_forward if has_states(model) else general_forward
+
+
+def has_own_attention(model: Any) -> bool:
+    """Return whether a transformers model computes attention by its class's own code, which knows of no packed sequences."""
+    return bool(model.config._attn_implementation != PACKED_ATTENTION)
+
+
+def use_own_attention(model: Any) -> None:
+    """Make a transformers model compute by its class's own attention and masks."""
+    model.set_attn_implementation("eager")
+    model.config.update({"_attn_implementation": "eager"})  # of a class that ignores the call
+
+
+def use_own_logits(model: Any) -> None:
+    """Make a transformers model with `use_own_attention` compute logits by its class's own code too, all of them in memory."""
+    patch_head(model, partial(_stored_logits, None, 1.0, None), _own_logits)
+
+
+def decoder_of(model: Any) -> Any:
+    """Return the part of a transformers causal language model that computes hidden states."""
+    if model.base_model is not model:
+        return model.base_model
+    embedding = model.get_input_embeddings()
+    return next(child for child in model.children() if any(module is embedding for module in child.modules()))
 
 
 def general_forward(model: Any, tokens: Tensor, packed: PackedSequences) -> Tensor:
@@ -43,24 +74,45 @@ def padded_forward(model: Any, tokens: Tensor, packed: PackedSequences) -> Tenso
 
     What layers hand from token to token then begins anew with each row, and no token sees the padding behind it.
     """
-    count, length = packed.num_sequences, packed.max_length
-    lengths = np.diff(packed.offsets)
-    within = np.arange(length)
-    gather = packed.offsets[:-1, None] + np.minimum(within, lengths[:, None] - 1)
-    real = np.flatnonzero(within < lengths[:, None])
-    rows = tokens[torch.from_numpy(gather).to(tokens.device)]
+    rows, real = _padded_rows(tokens, packed)
+    count, length = rows.shape
     positions = torch.arange(length, device=tokens.device).expand(count, length)
     padded = PackedSequences.from_offsets(np.arange(count + 1, dtype=np.int64) * length, tokens.device)
-    hidden = decode_rows(model, rows, positions, padded)
-    return hidden.flatten(0, 1).index_select(0, torch.from_numpy(real).to(tokens.device))
+    return decode_rows(model, rows, positions, padded).flatten(0, 1).index_select(0, real)
+
+
+def own_forward(model: Any, tokens: Tensor, packed: PackedSequences) -> Tensor:
+    """Hidden states [T, H] by a row of L tokens for each sequence, as `padded_forward`, with the class's own attention, masks
+    and positions."""
+    rows, real = _padded_rows(tokens, packed)
+    hidden: Tensor = decoder_of(model).forward(input_ids=rows, use_cache=False).last_hidden_state
+    return _checked(hidden, rows).flatten(0, 1).index_select(0, real)
+
+
+def _own_logits(model: Any, tokens: Tensor, packed: PackedSequences) -> Tensor:
+    """Logits [T, V], as `own_forward` computes hidden states."""
+    rows, real = _padded_rows(tokens, packed)
+    logits: Tensor = type(model).forward(model, input_ids=rows, use_cache=False).logits
+    return _checked(logits, rows).flatten(0, 1).index_select(0, real)
+
+
+def _padded_rows(tokens: Tensor, packed: PackedSequences) -> tuple[Tensor, Tensor]:
+    """[N, L]: a row of tokens for each sequence, its last one repeated; and int64 [T]: where in these rows the tokens are."""
+    lengths, within = np.diff(packed.offsets), np.arange(packed.max_length)
+    gather = packed.offsets[:-1, None] + np.minimum(within, lengths[:, None] - 1)
+    real = np.flatnonzero(within < lengths[:, None])
+    return tokens[torch.from_numpy(gather).to(tokens.device)], torch.from_numpy(real).to(tokens.device)
 
 
 def decode_rows(model: Any, rows: Tensor, positions: Tensor, packed: PackedSequences, **inputs: Any) -> Tensor:
     """Hidden states [rows, length, H] of rows of tokens after the final norm; `inputs` are what the model's class takes
     besides."""
     # Not the module's call, which vLLM replaces in classes of transformers that its engines in this process compute with.
-    output = model.base_model.forward(input_ids=rows, position_ids=positions, use_cache=False, packed=packed, **inputs)
-    hidden: Tensor = output.last_hidden_state
+    output = decoder_of(model).forward(input_ids=rows, position_ids=positions, use_cache=False, packed=packed, **inputs)
+    return _checked(output.last_hidden_state, rows)
+
+
+def _checked(hidden: Tensor, rows: Tensor) -> Tensor:
     if hidden.shape[:2] != rows.shape:
         raise ContractError(f"decoder: found hidden states {list(hidden.shape)}; expected {list(rows.shape)} of them")
     return hidden
@@ -71,7 +123,7 @@ def _scaled(compute: HeadLogprobs, scale: float, hidden: Tensor, **options: Any)
 
 
 def _stored_logits(
-    model: Any,
+    model: Any | None,
     scale: float,
     cap: float | None,
     hidden: Tensor,
@@ -81,9 +133,10 @@ def _stored_logits(
     entropy: EntropyMode,
     kept: KeptTokens | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """HeadLogprobs [R] of a head with a bias: some rows of logits at a time, computed again for the backward."""
-    head = model.get_output_embeddings()
-    chunk = chunk_rows(hidden.device.type, head.weight.shape[0])
+    """HeadLogprobs [R] of a head with a bias: some rows of logits at a time, computed again for the backward. Without a model
+    `hidden` are logits."""
+    head: Any = nn.Identity() if model is None else model.get_output_embeddings()
+    chunk = chunk_rows(hidden.device.type, hidden.shape[1] if model is None else head.weight.shape[0])
     parts = [
         checkpoint(_chunk, head, scale, cap, temperature, states, chosen, mask, use_reentrant=False)
         for states, chosen, mask in zip(

@@ -1,7 +1,8 @@
 """Test, when a model is built, that packed sequences have the same log-probabilities as each one by itself."""
 
+import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -10,21 +11,50 @@ import torch
 from torch import Tensor
 
 from rlcore.spi.errors import ModelError, Problem
-from rlcore_torchkit.architectures.decoders import layer_windows
+from rlcore_torchkit.architectures.decoders import is_image_model, layer_windows
+from rlcore_torchkit.forward.decoder_forward import has_own_attention, patch_decoder, use_own_attention, use_own_logits
 from rlcore_torchkit.head.logprobs import packed_logprobs
 from rlcore_torchkit.layers.attention import PackedSequences
 from rlcore_torchkit.layers.packed_attention import PACKED_ATTENTION, attention_of, count_windows
 
+logger = logging.getLogger(__name__)
 LENGTHS = [9, 14]
 BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
 """Most mean distance of the log-probabilities of tokens from those of their sequence alone, by the dtype that computes, as a
 share of their standard deviation: far above what rounding does, far below what another sequence does."""
 
 
-@torch.no_grad()
 def probe_packing(model: Any, device: torch.device, dtype: torch.dtype) -> None:
     """ModelError unless a model that went through `patch_decoder` says of two random sequences together what its class says of
-    each alone, with transformers' own attention and masks. Called on every rank, with weights in place; `dtype` computes."""
+    each alone, with transformers' own attention and masks. Called on every rank, with weights in place; `dtype` computes.
+
+    A class that does not pass with packed attention is tried with its own, and at last with its own logits too, which take
+    more memory.
+    """
+    try:
+        _probe(model, device, dtype)
+    except ModelError:
+        if is_image_model(model.config.to_dict()) or not _passes_by_itself(model, device, dtype):
+            raise
+    if has_own_attention(model):
+        logger.warning(
+            "%s computes attention by itself, with all scores of a padded row for each sequence", type(model).__name__
+        )
+
+
+def _passes_by_itself(model: Any, device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether a model passes with its class's own attention, or its own logits too; it then computes by these."""
+    use_own_attention(model)
+    for way in (patch_decoder, use_own_logits):
+        way(model)
+        with suppress(ModelError):
+            _probe(model, device, dtype)
+            return True
+    return False
+
+
+@torch.no_grad()
+def _probe(model: Any, device: torch.device, dtype: torch.dtype) -> None:
     name = model.config.name_or_path
     random = torch.Generator().manual_seed(0)
     vocabulary = model.get_input_embeddings().weight.shape[0]
@@ -37,7 +67,7 @@ def probe_packing(model: Any, device: torch.device, dtype: torch.dtype) -> None:
         raise
     except Exception as error:  # a foreign class may raise anything on arguments that it does not know
         _refuse(name, f"{type(model).__name__}, which does not compute packed sequences: {error}")
-    expected = layer_windows(model.config)
+    expected = None if has_own_attention(model) else layer_windows(model.config)
     if expected is not None and windows.count != expected:
         _refuse(name, f"{expected} layers of sliding_attention, of which {windows.count} tell their window to attention")
     try:
@@ -65,14 +95,16 @@ def _refuse(name: str, found: str) -> None:
 @contextmanager
 def _own_forward(model: Any) -> Iterator[None]:
     """The class's own forward and eager attention; still called through the module, which FSDP gathers weights for."""
-    patched = model.forward
+    patched, is_own = model.forward, has_own_attention(model)
     model.forward = partial(type(model).forward, model)
-    model.set_attn_implementation(attention_of(model.config, "eager"))
+    if not is_own:
+        model.set_attn_implementation(attention_of(model.config, "eager"))
     try:
         yield
     finally:
         model.forward = patched
-        model.set_attn_implementation(attention_of(model.config, PACKED_ATTENTION))
+        if not is_own:
+            model.set_attn_implementation(attention_of(model.config, PACKED_ATTENTION))
 
 
 def _alone(model: Any, tokens: Tensor) -> Tensor:

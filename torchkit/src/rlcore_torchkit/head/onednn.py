@@ -71,8 +71,9 @@ class OneDnnLinear(nn.Linear):
         if not _can_serve(input):
             return F.linear(input, self.weight, self.bias)
         apply: Any = _Linear.apply
-        output: Tensor = apply(input, self.weight, self.bias)
-        return output
+        # As one matrix: torch lets nobody change what a function returns in place where that is a view, as of more dimensions.
+        output: Tensor = apply(input.reshape(-1, input.shape[-1]), self.weight, self.bias)
+        return output.view(*input.shape[:-1], -1)
 
 
 def _serves(input: Tensor) -> bool:
@@ -81,24 +82,24 @@ def _serves(input: Tensor) -> bool:
 
 
 def _can_serve(input: Tensor) -> bool:
-    return input.device.type == "cpu" and input.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    is_plain = input.device.type == "cpu" and input.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    return is_plain and input.numel() > 0  # it has no kernel for nothing
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(input, weight)
-        return _product(input, weight, bias)
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        return _product(rows, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        input, weight = ctx.saved_tensors
+        rows, weight = ctx.saved_tensors
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad
-        rows, grad_rows = input.reshape(-1, input.shape[-1]), grad_output.reshape(-1, grad_output.shape[-1])
         grad_input = _product(grad_output, weight.T) if needs_input else None
-        grad_weight = _weight_gradient(grad_rows, rows) if needs_weight else None
-        return grad_input, grad_weight, grad_rows.sum(0) if needs_bias else None
+        grad_weight = _weight_gradient(grad_output, rows) if needs_weight else None
+        return grad_input, grad_weight, grad_output.sum(0) if needs_bias else None
 
 
 def _weight_gradient(grad_rows: Tensor, rows: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """Checking and loading of Hugging Face causal language models. Importing this file imports neither torch nor transformers."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.decoders import decoder_problems, described_family, is_image_model
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import NO_FAMILIES, Families, find_architecture
+from rlcore_torchkit.huggingface.quantization import quantization_problems
 from rlcore_torchkit.huggingface.safetensors_files import check_hub_files, not_finite, unknown_tensors
 from rlcore_torchkit.transformers_import import import_transformers
 
@@ -78,7 +80,7 @@ def _any_decoder_problems(path: str, config: dict[str, Any], spec: ModelSpec, he
     if family is not None or head == "value":
         return _config_problems(path, config, family or find_architecture(config, path), head)
     problems = decoder_problems(config, path, trust_remote_code=spec.trust_remote_code)
-    return [*problems, *_quantization_problems(path, config)]
+    return [*problems, *quantization_problems(path, config)]
 
 
 def load_config(spec: ModelSpec, head: Head = "tokens", *, any_decoder: bool = False, families: Families = NO_FAMILIES) -> Any:
@@ -87,20 +89,28 @@ def load_config(spec: ModelSpec, head: Head = "tokens", *, any_decoder: bool = F
     architecture = any_decoder_problems(spec, head) if any_decoder else architecture_problems(spec.path, head, families)
     _raise_problems([*model_problems(spec.path), *architecture])
     import_transformers()
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PreTrainedConfig
 
     with model_errors(spec.path), quiet_transformers(), _code_in_turn() if spec.trust_remote_code else nullcontext():
+        if not expanded(spec.path).is_dir():  # on the Hub, before the classes that it needs are looked for
+            stored, _ = PreTrainedConfig.get_config_dict(spec.path, revision=spec.revision)
+            _raise_problems(_stored_problems(stored, spec, head, families, any_decoder=any_decoder))
         config = AutoConfig.from_pretrained(spec.path, revision=spec.revision, trust_remote_code=spec.trust_remote_code)
         if spec.trust_remote_code:
             _copy_code(spec, config)
-    content = config.to_dict()
-    if any_decoder:
-        _raise_problems(_any_decoder_problems(spec.path, content, spec, head))
-    else:
-        _raise_problems(_config_problems(spec.path, content, find_architecture(content, spec.path, families), head))
+    _raise_problems(_stored_problems(config.to_dict(), spec, head, families, any_decoder=any_decoder))
     if head == "value":
         config.num_labels = 1
     return config
+
+
+def _stored_problems(
+    content: dict[str, Any], spec: ModelSpec, head: Head, families: Families, *, any_decoder: bool
+) -> list[Problem]:
+    """Return the problems of a config.json that was read from the Hub, or of a transformers config's content."""
+    if any_decoder:
+        return _any_decoder_problems(spec.path, content, spec, head)
+    return _config_problems(spec.path, content, find_architecture(content, spec.path, families), head)
 
 
 def load_model(
@@ -128,10 +138,10 @@ def load_model(
     if torch.device(device).type == "meta":
         return empty_model(config, spec.path, head, **options).eval()
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "use_safetensors": True}
-    with model_errors(spec.path), _attention_errors(spec.path), quiet_transformers():
+    with model_errors(spec.path), quiet_transformers():
         check_hub_files(spec)
-        kind = model_class(config.to_dict(), head)
-        model, loading = kind.from_pretrained(spec.path, config=config, revision=spec.revision, **options)
+        load = partial(model_class(config.to_dict(), head).from_pretrained, spec.path, config=config, revision=spec.revision)
+        model, loading = _with_attention(load, options)
     if head == "value" and may_lack_value_head(config) and VALUE_HEAD_WEIGHT in loading["missing_keys"]:
         torch.nn.init.zeros_(model.get_parameter(VALUE_HEAD_WEIGHT))
         loading["missing_keys"] = set(loading["missing_keys"]) - {VALUE_HEAD_WEIGHT}
@@ -147,8 +157,18 @@ def empty_model(config: Any, path: str, head: Head = "tokens", **options: Any) -
     """Return the model of a transformers config without weights. ModelError names `path` where it cannot be built."""
     import torch
 
-    with torch.device("meta"), model_errors(path), _attention_errors(path), quiet_transformers():
-        return model_class(config.to_dict(), head).from_config(config, **options)
+    with torch.device("meta"), model_errors(path), quiet_transformers():
+        return _with_attention(partial(model_class(config.to_dict(), head).from_config, config), options)
+
+
+def _with_attention(build: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """Return what `build` makes with these options; with the class's own attention where it looks that up in its own table."""
+    try:
+        return build(**options)
+    except KeyError as error:
+        if not error.args or error.args[0] != options.get("attn_implementation"):
+            raise
+        return build(**{**options, "attn_implementation": "eager"})
 
 
 def model_class(content: Mapping[str, Any], head: Head = "tokens") -> Any:
@@ -217,17 +237,7 @@ def _raise_problems(problems: list[Problem]) -> None:
 
 def _config_problems(path: str, config: dict[str, Any], family: Architecture | Problem, head: Head) -> list[Problem]:
     problems = [family] if isinstance(family, Problem) else list(family.problems(config, path, head))
-    return [*problems, *_quantization_problems(path, config)]
-
-
-def _quantization_problems(path: str, config: dict[str, Any]) -> list[Problem]:
-    quantization = config.get("quantization_config")
-    if not quantization:
-        return []
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-    remedy = "Take the model that it was quantised from, or save it dequantised"
-    found = f"weights quantised by {method or 'an unknown method'}, as quantization_config says"
-    return [_problem(path, found, "weights in float32 or bfloat16", remedy)]
+    return [*problems, *quantization_problems(path, config)]
 
 
 def _code_in_turn() -> AbstractContextManager[None]:
@@ -264,21 +274,6 @@ def model_errors(path: str) -> Iterator[None]:
         is_local = expanded(path).is_dir()
         remedy = f"Check the values in {CONFIG_FILE}" if is_local else "Check the name, or that the Hub is reachable"
         raise ModelError([_problem(path, reason, "a model that transformers can load", remedy)]) from error
-
-
-@contextmanager
-def _attention_errors(path: str) -> Iterator[None]:
-    """Raise ModelError for a class that looks up attention in a table other than that of transformers."""
-    from rlcore_torchkit.layers.packed_attention import PACKED_ATTENTION
-
-    try:
-        yield
-    except KeyError as error:
-        if error.args and error.args[0] == PACKED_ATTENTION:
-            found = "a class that computes attention by itself"
-            expected = "a decoder that attends through transformers' attention interface"
-            raise ModelError([_problem(path, found, expected, "Use another model")]) from error
-        raise
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlcore.spi.errors import ContractError
-from rlcore_torchkit.architectures.decoders import is_image_model
+from rlcore_torchkit.architectures.decoders import has_unpacked_layers, is_image_model
 from rlcore_torchkit.layers.attention import PackedSequences
 from rlcore_torchkit.transformers_import import import_transformers
 
@@ -87,9 +87,12 @@ def register_packed_attention() -> str:
 
 
 def attention_of(config: Any, name: str) -> str | dict[str, str]:
-    """Return the option that gives a language model's layers the attention `name`. A vision tower, which attends to all of an
-    image, computes by torch's own."""
-    return {"": name, "text_config": name, "vision_config": "sdpa"} if is_image_model(config.to_dict()) else name
+    """Return the option that gives a language model's layers the attention `name`, or their own where packed attention does not
+    compute them. A vision tower, which attends to all of an image, computes by torch's own."""
+    content = config.to_dict()
+    if is_image_model(content):
+        return {"": name, "text_config": name, "vision_config": "sdpa"}
+    return "eager" if has_unpacked_layers(content) else name
 
 
 def packed_attention(

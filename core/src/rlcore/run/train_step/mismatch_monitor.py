@@ -103,13 +103,13 @@ class MismatchMonitor:
         return None
 
     def judge_refusal(self, step: int, minibatch: Minibatch, weight_version: int, error: spi.BoundError) -> None:
-        """Judge a refused update, which changed nothing: RefitError where METRIC is the reason."""
+        """Judge a refused update, which changed nothing: BoundError where METRIC is the reason."""
         if METRIC in error.metrics:
             self._report(step, minibatch, error.metrics[METRIC], weight_version, None, refused=True)
 
     def compare(self, step: int, minibatch: Minibatch, weight_version: int, *, is_part: bool) -> Mapping[str, float]:
         """Measure how far the two agree on a minibatch before its update, or on a part of it, by a pass of its own:
-        MISMATCH_METRICS, and of a part how much it is. RefitError where METRIC is above `end_above`; else a note where that is
+        MISMATCH_METRICS, and of a part how much it is. BoundError where METRIC is above `end_above`; else a note where that is
         due."""
         logprobs = self.trainer.logprobs(minibatch.batch, minibatch.sequences, "policy", weight_version)
         metrics = mismatch_metrics(minibatch.batch, minibatch.sequences, logprobs)
@@ -119,7 +119,7 @@ class MismatchMonitor:
         return {name: value for name, value in metrics.items() if is_part or name in spi.MISMATCH_METRICS}
 
     def judge(self, step: int, minibatch: Minibatch, result: spi.TrainStepResult, logprobs: Float32Array | None) -> None:
-        """Judge an update that was made, with its log-probabilities float32 [T] where it returned them: RefitError where its
+        """Judge an update that was made, with its log-probabilities float32 [T] where it returned them: BoundError where its
         figure is above `end_above`, as that of a trainer that cannot refuse may be; else a note where that is due."""
         found = result.metrics[METRIC]
         if self._is_reported(found):
@@ -179,5 +179,5 @@ class MismatchMonitor:
         message = f"{heading}. {kept} {DOCUMENT} says how to find the cause."
         if ends:
             outcome = "The update was refused and changed nothing." if refused else "The step is not saved."
-            raise spi.RefitError(f"{message} {outcome}")
+            raise spi.BoundError(f"{message} {outcome}", {METRIC: found})
         self.progress.note(f"{message} The run goes on; it is not said again while this lasts.")

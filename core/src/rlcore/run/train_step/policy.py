@@ -62,7 +62,7 @@ class PolicyLearner:
     def _train_step(
         self, step: int, minibatch: Minibatch, loss: spi.LossSpec, compared: Minibatch | None, position: LoopPosition
     ) -> spi.TrainStepResult:
-        """One update. RefitError where generator and trainer turn out to be too far apart on `compared`: the minibatch itself,
+        """One update. BoundError where generator and trainer turn out to be too far apart on `compared`: the minibatch itself,
         or one with some of its loss tokens alone."""
         version, monitor = position.weight_version, self.monitor
         bounds: Mapping[str, float] = {}

@@ -21,8 +21,13 @@ DEPENDENCIES: Mapping[Role, tuple[str, ...]] = {
     "algorithm": ("rlcore", "attrs>=25.1", "numpy>=1.26"),
     "environment": ("rlcore", "attrs>=25.1"),
     "sink": ("rlcore", "attrs>=25.1"),
+    "execution": ("rlcore", "attrs>=25.1"),
 }
-DEMO: Mapping[Role, str] = {"trainer": "--trainer newplugin", "sink": "'sinks.names=[\"newplugin\"]'"}
+DEMO: Mapping[Role, str] = {
+    "trainer": "--trainer newplugin",
+    "sink": "'sinks.names=[\"newplugin\"]'",
+    "execution": "cluster.execution=newplugin",
+}
 """Arguments with which the demo uses the plugin, where these are not ROLE.name=NAME."""
 
 
@@ -66,11 +71,11 @@ def package_files(role: Role, name: str) -> dict[str, str]:
 
 def _filled(text: str, role: Role, name: str) -> str:
     """A template in which the placeholders are replaced, those that others are part of first."""
-    recipe_key = f'sinks.names = ["{name}"]' if role == "sink" else f'{role}.name = "{name}"'
+    keys = {"sink": f'sinks.names = ["{name}"]', "execution": f'cluster.execution = "{name}"'}
     names = ", ".join(f'"{dependency}"' for dependency in DEPENDENCIES[role])
     replaced = {
         '"DEPENDENCIES"': names,
-        "RECIPE_KEY": recipe_key,
+        "RECIPE_KEY": keys.get(role, f'{role}.name = "{name}"'),
         "DEMO_ARGUMENTS": DEMO.get(role, f"{role}.name=newplugin").replace("newplugin", name),
         "ROLE": role,
         "RoleConformance": f"{role.capitalize()}Conformance",

@@ -66,7 +66,7 @@ def require_seen(state: Path) -> None:
 
 
 def _check_files(state: Path, metadata: Metadata) -> None:
-    ends = dict.fromkeys(("common.pt", "metadata.json"), 1)
+    ends = {"metadata.json": 1}
     for part in metadata.storage_data.values():
         ends[part.relative_path] = max(ends.get(part.relative_path, 0), part.offset + part.length)
     for name, end in ends.items():

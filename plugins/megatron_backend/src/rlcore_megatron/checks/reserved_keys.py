@@ -27,12 +27,78 @@ _BUFFERS = "Leave it out: buffers give their memory to the generator between ste
 _OVERLAP = "Leave it out: it needs a training step that is built around it"
 
 
+_OTHER_LAYERS = "Leave it out: its layers hold their weights in another form than model.path has them"
+_DIVIDED = "Leave it out: tensor and expert ranks divide weights, and the distributed optimizer the rest"
+_UNTRIED = "Leave it out: no training was tried with it"
+
+
 def _owned(remedy: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), remedy)
 
 
+NEWER_KEYS: dict[str, dict[str, str]] = {
+    "transformer": {
+        **_owned(
+            _MODEL,
+            "use_mup mup_output_mult mup_width_mult mup_base_head_dim mup_base_hidden_size mup_attn_scale_power "
+            "mup_embedding_mult mtp_use_repeated_layer mtp_hybrid_override_pattern mtp_detach_heads dsa_kernel_backend "
+            "dsa_indexer_scoring_relu dsa_indexer_k_norm_epsilon dsa_indexer_skip_topk_offset dsa_indexer_k_norm_fp32 "
+            "dsa_indexer_rope_interleaved dsa_indexer_topk_freq dsa_indexer_rotate_activation "
+            "mamba_training_ssm_states_dtype",
+        ),
+        **_owned(
+            _OTHER_LAYERS,
+            "use_transformer_engine_op_fuser use_grouped_gemm_for_dense_mlp use_grouped_gemm_for_shared_expert "
+            "moe_single_grouped_weight moe_single_grouped_bias moe_mlp_glu_interleave_size "
+            "moe_shared_expert_glu_interleave_size",
+        ),
+        **_owned(
+            _DIVIDED,
+            "tensor_parallel_num_weight_shards expert_tensor_parallel_num_weight_shards gtp_weight_remat_size "
+            "expert_gtp_weight_remat_size",
+        ),
+        **_owned(
+            _NO_GENERATION,
+            "nccl_all_reduce_for_prefill inference_disable_triton_nvls_kernels inference_cuda_graph_scope "
+            "inference_moe_disable_fused_quant_kernels inference_moe_token_dispatcher_type inference_grouped_gemm_backend "
+            "moe_pad_experts_for_cuda_graph_inference",
+        ),
+        **_owned(_NO_GRAPHS, "cuda_graph_modules delay_offload_until_cuda_graph"),
+        **_owned(_OVERLAP, "overlap_dispatch_backward_with_experts_wgrad high_priority_a2a_comm_stream"),
+        **_owned(_ALONE, "moe_expert_rank_capacity_factor moe_router_force_biased moe_router_quantile_balancing_ema"),
+        **_owned(
+            _UNTRIED,
+            "fused_residual_rmsnorm moe_paged_stash moe_paged_stash_page_size moe_paged_stash_buffer_size_factor_cuda "
+            "moe_paged_stash_buffer_size_factor_cpu",
+        ),
+        "fp8_output_proj": _LOSSES,
+    },
+    "optimizer": {
+        **_owned(
+            _ADAM,
+            "muon_nesterov muon_coefficient_type muon_scalar_optimizer adaptive_muon_moment2_method adaptive_muon_eps "
+            "adaptive_muon_beta2 lion_beta1 lion_beta2 soap_precondition_frequency soap_shampoo_beta soap_use_kl_shampoo",
+        ),
+        "use_layer_wise_distributed_optimizer": _LEAVE.format("the optimizer is Megatron's distributed one"),
+        "optimizer_cuda_graph": _UNTRIED,
+        "grad_norm_skip_threshold": _CHECKED,
+    },
+    "scheduler": {},
+    "ddp": {
+        "fp4_param_gather": _KEPT_DTYPE,
+        **_owned(
+            _SHARDED,
+            "megatron_fsdp_cuda_graph_mode megatron_fsdp_grad_comm_dtype megatron_fsdp_use_decoupled_grad "
+            "megatron_fsdp_main_grads_dtype megatron_fsdp_main_params_dtype megatron_fsdp_enable_fine_grained_param_gather "
+            "megatron_fsdp_max_pool_double_buffer fsdp_db_use_persist_buf_on_alloc_fail fsdp_all_gather_in_start_param_sync",
+        ),
+    },
+}
+"""The reserved fields that Megatron-Core 0.16 lacks, by table."""
+
 RESERVED_KEYS: dict[str, dict[str, str]] = {
     "transformer": {
+        **NEWER_KEYS["transformer"],
         "tensor_model_parallel_size": _SET.format(f"{SECTION}.tensor_parallel"),
         "pipeline_model_parallel_size": _SET.format(f"{SECTION}.pipeline_parallel"),
         "virtual_pipeline_model_parallel_size": _SET.format(f"{SECTION}.virtual_pipeline_parallel"),
@@ -115,6 +181,7 @@ RESERVED_KEYS: dict[str, dict[str, str]] = {
         ),
     },
     "optimizer": {
+        **NEWER_KEYS["optimizer"],
         "lr": "Set optimizer.learning_rate",
         "min_lr": "Set schedule.min_learning_rate_ratio",
         "weight_decay": "Set optimizer.weight_decay",
@@ -137,11 +204,13 @@ RESERVED_KEYS: dict[str, dict[str, str]] = {
         ),
     },
     "scheduler": {
+        **NEWER_KEYS["scheduler"],
         "optimizer": _LEAVE.format("it is the trainer's"),
         "max_lr": "Set optimizer.learning_rate",
         **_owned(_RATE, "use_checkpoint_opt_param_scheduler override_opt_param_scheduler"),
     },
     "ddp": {
+        **NEWER_KEYS["ddp"],
         "use_distributed_optimizer": _LEAVE.format("it is on"),
         "num_distributed_optimizer_instances": _LEAVE.format("the optimizer is divided among all ranks with the same weights"),
         "delay_wgrad_compute": _OVERLAP,

@@ -49,8 +49,8 @@ class PolicyRouter(TopKRouter):  # type: ignore[misc]
     tokens of all ranks, times the coefficient, added up over layers.
     """
 
-    def __init__(self, config: TransformerConfig, pg_collection: Any = None) -> None:
-        super().__init__(config=config, pg_collection=pg_collection)
+    def __init__(self, config: TransformerConfig, pg_collection: Any = None, **options: Any) -> None:
+        super().__init__(config=config, pg_collection=pg_collection, **options)
         self.coefficients = coefficients(config)
         self.routing_type = "none"  # turns Megatron's own off
         self.sequences: Tensor | None = None
@@ -202,7 +202,7 @@ class BiasCorrectedRouter(PolicyRouter):
     """A router whose bias for choosing experts, float32 [experts], is a parameter that no step moves. Megatron's own is a
     buffer that it moves in every step, which would make answers depend on past batches."""
 
-    def __init__(self, config: TransformerConfig, pg_collection: Any = None) -> None:
-        super().__init__(config, pg_collection)
+    def __init__(self, config: TransformerConfig, pg_collection: Any = None, **options: Any) -> None:
+        super().__init__(config, pg_collection, **options)
         zeros = torch.zeros(self.num_experts, dtype=torch.float32, device=self.weight.device)
         self.expert_bias = nn.Parameter(zeros, requires_grad=False)

@@ -59,9 +59,10 @@ class LatentAttention(MLASelfAttention):  # type: ignore[misc]
         attn_mask_type: AttnMaskType,
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
+        **options: Any,
     ) -> None:
         groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
-        place = {"cp_comm_type": cp_comm_type, "pg_collection": groups}
+        place = {"cp_comm_type": cp_comm_type, "pg_collection": groups, **options}
         # Megatron takes TransformerEngine to be there where its own module for it can be imported, and then fails.
         with mock.patch.object(multi_latent_attention, "HAVE_TE", False):
             MultiLatentAttention.__init__(self, config, submodules, layer_number, attn_mask_type, "self", **place)

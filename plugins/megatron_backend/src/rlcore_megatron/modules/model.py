@@ -248,11 +248,10 @@ def _adapt(spec: TransformerBlockSubmodules, hf: Any, config: TransformerConfig,
         core = ModuleSpec(module=PackedAttention, params={"family": family, "scale": scale})
     normed = {"config": config, "hidden_size": config.hidden_size, "eps": config.layernorm_epsilon}
     for layer in spec.layer_specs:
-        mlp = layer.submodules.mlp.submodules
+        mlp = _submodules(layer.submodules.mlp)
         if hasattr(mlp, "router"):
             mlp.router = BiasCorrectedRouter if family.has_correction_bias else PolicyRouter
-            if mlp.experts.module is TEGroupedMLP:
-                mlp.experts.module = GroupedExperts
+            mlp.experts = _with_grouped_experts(mlp.experts)
         if not fused and layer.submodules.self_attention.module is MLASelfAttention:
             layer.submodules.self_attention.module = latent_attention.LatentAttention
         attention = layer.submodules.self_attention.submodules
@@ -266,6 +265,20 @@ def _adapt(spec: TransformerBlockSubmodules, hf: Any, config: TransformerConfig,
                     setattr(attention, name, PlainRMSNorm)
     if not fused:
         spec.layer_norm = PlainRMSNorm
+
+
+def _submodules(spec: Any) -> Any:
+    """The parts of an MLP's specification: a ModuleSpec in Megatron-Core 0.16, a partial of its class in later versions."""
+    return spec.keywords["submodules"] if isinstance(spec, partial) else spec.submodules
+
+
+def _with_grouped_experts(experts: Any) -> Any:
+    """The specification of experts, with our class in place of Megatron's grouped one."""
+    if isinstance(experts, partial):
+        return partial(GroupedExperts, **experts.keywords) if experts.func is TEGroupedMLP else experts
+    if experts.module is TEGroupedMLP:
+        experts.module = GroupedExperts
+    return experts
 
 
 def _is_norm(module: Any) -> bool:

@@ -9,11 +9,10 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from rlcore_megatron.setup.config import MegatronConfig
-from rlcore_torchkit.requirements import installed_version
+from rlcore_torchkit.requirements import installed_version, supported_versions, untried_version
 from rlcore_torchkit.requirements import missing_requirement as missing_torch
 
-SUPPORTED = SpecifierSet(">=0.16.1,<0.17")
-"""The versions of megatron-core that this package's dependencies allow."""
+SUPPORTED = supported_versions("rlcore-megatron", "megatron-core")
 NEEDS_NEWER_CUBLAS = SpecifierSet(">=2.13,<2.15")
 """TransformerEngine that cannot be imported with the cuBLAS of torch 2.11, and takes the import of Megatron with it."""
 NEEDS_NEWER_CUDNN = SpecifierSet(">=2.17,<2.18")
@@ -54,12 +53,11 @@ def broken_attention() -> str | None:
 
 
 def _missing_megatron() -> str | None:
-    wanted = f"pip install 'megatron-core{SUPPORTED}'"
     found = installed_version("megatron-core")
     if found is None:
-        return f"megatron-core is not installed: {wanted}"
-    if not SUPPORTED.contains(found, prereleases=True):
-        return f"megatron-core {found} is installed; expected megatron-core{SUPPORTED}: {wanted}"
+        return f"megatron-core is not installed: pip install 'megatron-core{SUPPORTED}'"
+    if reason := untried_version("megatron-core", found, SUPPORTED):
+        return reason
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
         again = f"pip install --force-reinstall --no-deps megatron-core=={found}"
         return f"megatron-core {found} is installed, but its package megatron.core is not there: {again}"

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,8 @@ from rlcore.spi import DataError
 from rlcore.time_limit import TEMPLATE_S, time_limit
 from rlcore_text.chats.images import Placeholders, image_parts, images_of, shown_message
 from rlcore_text.chats.messages import ASSISTANT, OWN, THOUGHTS, meant_role, read_messages, thought_of
-from rlcore_text.tokenizers.template_operators import bound_operators
+from rlcore_text.tokenizers.template_environment import replace_environment
 
-TODAY = date(2024, 7, 26)
-"""Fixed date for templates that ask for today, so that prompts are the same on each day of a run. Llama's templates have the
-same default."""
 PROBE = "rlcore-probe-7391"
 """Content of a made-up message, which shows where a template puts the content."""
 MAX_BYTES = 2**30
@@ -201,10 +197,8 @@ class ChatTemplate:
     def _render(
         self, conversation: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], *, answered: bool = False
     ) -> str:
-        template = template_for(self.backend.chat_template, has_tools=bool(tools))
-        today = {"strftime_now": TODAY.strftime} if reads("strftime_now", template) else {}
-        options = {"tools": [dict(tool) for tool in tools] or None, "add_generation_prompt": not answered, **today}
-        bound_operators()
+        options = {"tools": [dict(tool) for tool in tools] or None, "add_generation_prompt": not answered}
+        replace_environment()
         for form in (conversation, [_with_arguments_as_text(message) for message in conversation]):
             try:
                 with time_limit("the chat template", TEMPLATE_S, max_bytes=MAX_BYTES):

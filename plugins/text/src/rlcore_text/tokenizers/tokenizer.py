@@ -195,6 +195,10 @@ def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
     except ConfigError:
         raise
     except Exception as error:  # OSError, ValueError, KeyError, JSON and Hub errors, by the kind of damage
+        if not model.trust_remote_code and _has_own_code(model):
+            found = f"{model.path} with a tokenizer whose code comes with the model"
+            remedy = "Read it, and then set model.trust_remote_code to true"
+            raise _model_error(found, "a tokenizer of transformers, or code that the recipe trusts", remedy) from error
         save = "Save the tokenizer beside the weights: tokenizer.save_pretrained(directory)"
         raise _model_error(
             _what_is_there(model.path, error),
@@ -210,6 +214,13 @@ def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
         model=model,
         vocab_size=model_number(model, "vocab_size"),
     )
+
+
+def _has_own_code(model: ModelConfig) -> bool:
+    """Return whether tokenizer_config.json names a class that comes with the model."""
+    file = model_file(model, "tokenizer_config.json")
+    content = None if file is None else read_object(file)
+    return isinstance(content, dict) and bool(content.get("auto_map"))
 
 
 def _chat_templates(found: object, model: ModelConfig) -> str | dict[str, str] | None:

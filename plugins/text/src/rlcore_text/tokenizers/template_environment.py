@@ -1,8 +1,12 @@
-"""Bounds the operators * and ** of chat templates. Huge results would block the process, and no timeout could end them."""
+"""The Jinja environment of chat templates: bounded operators and a fixed date."""
 
+from datetime import date
 from functools import cache
 from typing import Any
 
+TODAY = date(2024, 7, 26)
+"""Fixed date for templates that ask for today, so that prompts are the same on each day of a run. Llama's templates have the
+same default."""
 MAX_ITEMS = 2**24
 """Most characters or items that `*` makes at once."""
 MAX_BITS = 2**16
@@ -21,18 +25,24 @@ def require_bounded(operator: str, left: object, right: object) -> None:
 
 
 @cache
-def bound_operators() -> None:
-    """Let transformers compile chat templates with operators that are bounded."""
+def replace_environment() -> None:
+    """Let transformers compile chat templates in this environment."""
     from transformers.utils import chat_template_utils
 
     if not hasattr(chat_template_utils, "ImmutableSandboxedEnvironment"):
         return  # jinja2 is missing, which transformers says in its own words
 
-    class BoundedEnvironment(chat_template_utils.ImmutableSandboxedEnvironment):  # type: ignore[misc]
+    class TemplateEnvironment(chat_template_utils.ImmutableSandboxedEnvironment):  # type: ignore[misc]
+        # Huge results of these would block the process, and no timeout could end them.
         intercepted_binops = frozenset({"*", "**"})
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             require_bounded(operator, left, right)
             return super().call_binop(context, operator, left, right)
 
-    chat_template_utils.ImmutableSandboxedEnvironment = BoundedEnvironment
+        def from_string(self, *arguments: Any, **options: Any) -> Any:
+            # transformers has set the clock's by now, and from 5.20 on takes no functions as variables of a template.
+            self.globals["strftime_now"] = TODAY.strftime
+            return super().from_string(*arguments, **options)
+
+    chat_template_utils.ImmutableSandboxedEnvironment = TemplateEnvironment

@@ -1,8 +1,8 @@
-"""Operators of chat templates have a bound."""
+"""Operators of chat templates have a bound, and their date is fixed."""
 
 import pytest
 
-from rlcore_text.tokenizers.template_operators import MAX_ITEMS, bound_operators, require_bounded
+from rlcore_text.tokenizers.template_environment import MAX_ITEMS, replace_environment, require_bounded
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_what_templates_need_is_left_to_jinja(operator: str, left: object, right
 
 
 def test_transformers_compiles_templates_with_the_bounds() -> None:
-    bound_operators()
+    replace_environment()
     from transformers.utils import chat_template_utils
 
     environment = chat_template_utils.ImmutableSandboxedEnvironment()  # type: ignore[attr-defined]

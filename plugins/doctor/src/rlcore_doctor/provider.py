@@ -1,0 +1,18 @@
+"""The descriptions of `rlcore doctor` and `rlcore version`."""
+
+from rlcore.spi import SPI_VERSION, CommandSpec
+
+DOCTOR = CommandSpec(
+    name="doctor",
+    spi=SPI_VERSION,
+    help="Show what is installed, what does not fit together, and what mends it.",
+    command="rlcore_doctor.command:doctor_command",
+    priority=30,
+)
+VERSION = CommandSpec(
+    name="version",
+    spi=SPI_VERSION,
+    help="Print the versions in use.",
+    command="rlcore_doctor.version_command:version_command",
+    priority=20,
+)

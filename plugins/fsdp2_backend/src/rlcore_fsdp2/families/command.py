@@ -1,0 +1,118 @@
+"""The command: tries families in children, keeps the outcomes in a file, prints and writes the table."""
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import monotonic
+
+from attrs import asdict, evolve
+
+from rlcore_fsdp2.families.outcome import Outcome
+from rlcore_fsdp2.families.table import summary, written
+
+_PRELOADED = [
+    "rlcore_fsdp2.families.trial",
+    "rlcore_fsdp2.backend",
+    "rlcore_transformers.backend",
+    "transformers.models.auto.modeling_auto",
+    "transformers.generation.utils",
+    "pandas",  # which pyarrow imports where it is installed
+]
+"""Modules that children begin with; what cannot be imported is left out."""
+_CLOSING_S = 10.0
+"""Seconds for a child to end once it has answered."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status, which is 0 where no family is wrong, crashes or is left out."""
+    parser = argparse.ArgumentParser(prog="python -m rlcore_fsdp2.families", description="Try families of causal models.")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="model_types to try; all by default")
+    parser.add_argument("--model", type=Path, metavar="DIRECTORY", help="try the model in this directory alone")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run the code that comes with it")
+    parser.add_argument("--results", type=Path, help="a file of outcomes, one a line: those that it has are not tried again")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="the page whose table is replaced, such as docs/models.md")
+    parser.add_argument("--jobs", type=int, default=2, help="families at the same time (default 2)")
+    parser.add_argument("--time-limit", type=float, default=120.0, metavar="S", help="seconds for a family (default 120)")
+    options = parser.parse_args(arguments)
+    if options.model is not None:
+        from rlcore_fsdp2.families.trial import try_model
+
+        with tempfile.TemporaryDirectory() as scratch:
+            outcome = try_model(options.model, Path(scratch), trust_remote_code=options.trust_remote_code)
+        print(outcome.line)
+        return 0 if outcome.is_sound else 1
+    known = class_names()
+    names = options.only or sorted(known)
+    if unknown := sorted(set(names) - known.keys()):
+        parser.error(f"transformers has no causal language model {', '.join(unknown)}")
+    outcomes = list(_tried(names, options))
+    print(summary(outcomes))
+    if options.write is not None:
+        options.write.write_text(written(options.write.read_text(encoding="utf-8"), outcomes), encoding="utf-8")
+    return 0 if all(outcome.is_sound for outcome in outcomes) else 1
+
+
+def class_names() -> dict[str, str]:
+    """The class of each model_type that transformers has a causal language model of."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def _tried(names: Sequence[str], options: argparse.Namespace) -> Iterator[Outcome]:
+    """Yield the outcomes in the order of their names, those that the file of results has without a trial."""
+    file: Path | None = options.results
+    lines = file.read_text(encoding="utf-8").splitlines() if file is not None and file.exists() else []
+    known = {outcome.model_type: outcome for outcome in (Outcome(**json.loads(line)) for line in lines)}
+    missing = [name for name in names if name not in known]
+    with ThreadPoolExecutor(max(1, options.jobs)) as pool:
+        for outcome in pool.map(partial(_in_child, time_limit=options.time_limit), missing):
+            known[outcome.model_type] = outcome
+            print(outcome.line, file=sys.stderr, flush=True)
+            if file is not None:
+                with file.open("a", encoding="utf-8") as results:
+                    results.write(json.dumps(asdict(outcome)) + "\n")
+    yield from (known[name] for name in names)
+
+
+def _in_child(name: str, time_limit: float) -> Outcome:
+    """Try a family in a process of its own, which a limit of time ends."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    receiver, sender = context.Pipe(duplex=False)
+    begun, class_name = monotonic(), class_names()[name]
+    child = context.Process(target=_try, args=(name, class_name, sender))
+    child.start()
+    sender.close()
+    late = Outcome(model_type=name, class_name=class_name, trainer="crashed", trainer_reason=f"over {time_limit:.0f} s")
+    try:
+        outcome = receiver.recv() if receiver.poll(time_limit) else late
+    except EOFError:
+        child.join()
+        outcome = evolve(late, trainer_reason=f"its process ended with {child.exitcode}")
+    child.join(_CLOSING_S if outcome != late else 0.0)
+    child.kill()
+    child.join()
+    return evolve(outcome, seconds=round(monotonic() - begun, 1))
+
+
+def _try(name: str, class_name: str, sender: Connection) -> None:
+    """Send the outcome; what the family's classes print is nobody's."""
+    import torch
+
+    from rlcore_fsdp2.families.trial import try_family
+
+    torch.set_num_threads(1)
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    with tempfile.TemporaryDirectory() as directory:
+        sender.send(try_family(name, class_name, Path(directory)))

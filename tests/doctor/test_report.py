@@ -1,0 +1,98 @@
+"""The page as data: what fits, what does not, and nothing that is private."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlcore.schema.file_limits import expanded
+from rlcore_doctor.child import Outcome
+from rlcore_doctor.plugins import Listing
+from rlcore_doctor.report import report
+
+GPU = {"name": "NVIDIA H100", "memory.total": "81559 MiB", "driver_version": "570.1", "compute_cap": "9.0"}
+
+
+@pytest.fixture
+def played(monkeypatch, site):
+    """An environment without plugins, on a machine without GPUs."""
+    monkeypatch.setattr("rlcore_doctor.report.listing", lambda _: Listing(content={"spi": [2, 0]}))
+    monkeypatch.setattr("rlcore_doctor.report.environment_findings", lambda *_: iter(()))
+    monkeypatch.setattr("rlcore_doctor.machine.gpus", list)
+    return monkeypatch
+
+
+def test_an_environment_in_which_all_fits(played, install) -> None:
+    install("rlcore", "1.0", "numpy>=1.26")
+    install("numpy", "2.3.5")
+    for name in ("acme", "rlcore-acme", "rlcore-grpo"):
+        install(name, "2.0", "rlcore", points="[rlcore.sinks]\nanvil = acme:SINK\n")
+    page = report(None, 1.0, imports=False)
+    assert (page["fits"], page["problems"], page["notes"]) == (True, [], [])
+    assert [one["name"] for one in page["packages"]] == ["rlcore", "rlcore-grpo"]
+    assert [one["name"] for one in page["others"]] == ["acme", "rlcore-acme"]
+    assert page["libraries"] == [{"name": "numpy", "version": "2.3.5", "build": "", "import": {}}]
+    assert page["not_installed"] == ["torch", "transformers", "megatron-core", "transformer-engine", "ray", "vllm"]
+
+
+def test_what_does_not_fit_has_its_remedy(played, install) -> None:
+    install("rlcore-fsdp2", "1.0", "torch>=2.11")
+    page = report(None, 1.0, imports=False)
+    assert page["fits"] is False
+    assert page["problems"] == [
+        {"found": "rlcore-fsdp2 1.0 requires torch>=2.11, which is not installed", "remedy": "pip install 'torch>=2.11'"}
+    ]
+
+
+def test_a_package_for_another_python_is_one_problem(played, install) -> None:
+    install("numpy", "2.3.5", files=["numpy/x.cpython-399-x86_64-linux-gnu.so"])
+    played.setattr("rlcore_doctor.libraries.run", lambda *_: Outcome(output='{"error": "ImportError: x"}', errors="", code=0))
+    page = report(None, 1.0, imports=True)
+    (problem,) = page["problems"]
+    assert problem["found"].startswith("numpy 2.3.5 is for another Python or system")
+    assert page["libraries"][0]["import"] == {"error": "ImportError: x"}
+
+
+def test_a_torch_for_cpus_beside_a_gpu_is_a_note(played, install) -> None:
+    played.setattr("rlcore_doctor.machine.gpus", lambda: [GPU])
+    install("torch", "2.13.0+cpu")
+    page = report(None, 1.0, imports=False)
+    assert page["fits"] is True
+    assert "torch is a build for CPUs" in page["notes"][0]
+
+
+def test_a_search_that_does_not_end_is_a_problem(played, monkeypatch) -> None:
+    monkeypatch.setenv("RLCORE_LOAD_TIMEOUT_S", "1")
+    monkeypatch.setattr("rlcore_doctor.report.installed", lambda: time.sleep(60))
+    page = report(None, 1.0, imports=False)
+    assert "the search for installed packages took longer" in page["problems"][0]["found"]
+
+
+def test_secrets_and_the_home_directory_are_left_out(played, install) -> None:
+    home = str(expanded("~"))
+    played.setenv("HF_TOKEN", "not-to-be-told-1234")
+    played.setenv("RLCORE_CACHE", f"{home}/cache")
+    played.setenv("HF_ENDPOINT", "https://me:my-password-1@hub.example")
+    played.setenv("DATABASE_URL", "not a variable of these libraries")
+    page = report(None, 1.0, imports=False)
+    variables = page["variables"]
+    assert (variables["HF_TOKEN"], variables["RLCORE_CACHE"]) == ("***", "~/cache")
+    assert "DATABASE_URL" not in variables
+    text = json.dumps(page)
+    assert not [one for one in ("not-to-be-told", "my-password", f'"{home}/') if one in text]
+
+
+def test_it_runs_where_rlcore_itself_cannot_be_imported(tmp_path: Path) -> None:
+    for name in ("numpy", "pyarrow", "cattrs", "pluggy"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('built for another Python')\n")
+    command = [sys.executable, "-m", "rlcore_doctor", "--no-import", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    page = json.loads(ended.stdout)
+    assert (ended.returncode, ended.stderr) == (1, "")
+    assert [one["found"] for one in page["problems"] if "built for another Python" in one["found"]]
+    assert {"rlcore", "rlcore-doctor"} <= {one["name"] for one in page["packages"]}

@@ -1,0 +1,36 @@
+"""Tiny configurations by the names of fields."""
+
+import pytest
+from transformers import AutoConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from rlcore_fsdp2.families.corrections import CORRECTIONS
+from rlcore_fsdp2.families.tiny import VOCAB_SIZE, tiny_options
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "expected"),
+    [
+        ("llama", "hidden_size", 32),
+        ("gpt2", "n_embd", 32),
+        ("llama", "eos_token_id", 0),
+        ("gemma3", "image_token_index", VOCAB_SIZE - 3),
+        ("gemma3_text", "layer_types", ["sliding_attention", "full_attention"]),
+        ("deepseek_v32", "mlp_layer_types", ["dense", "sparse"]),
+        ("deepseek_v3", "num_key_value_heads", 4),
+        ("hunyuan_v1_dense", "head_dim", 8),
+        ("qwen3", "num_hidden_layers", 2),
+    ],
+)
+def test_fields_are_tiny(name, key, expected):
+    assert tiny_options(CONFIG_MAPPING[name](), {})[key] == expected
+
+
+def test_parts_are_tiny_too_and_corrections_come_last():
+    options = tiny_options(AutoConfig.for_model("gemma3"), {"vocab_size": 7})
+    assert options["text_config"]["hidden_size"] == options["vision_config"]["hidden_size"] == 32
+    assert options["vocab_size"] == 7
+
+
+def test_corrections_name_families_that_there_are():
+    assert CORRECTIONS.keys() <= set(CONFIG_MAPPING.keys())

@@ -1,0 +1,49 @@
+"""Families against transformers: some in each run of the tests, all of them in the long ones."""
+
+import pytest
+
+from rlcore_fsdp2.families import checks
+from rlcore_fsdp2.families.command import class_names
+from rlcore_fsdp2.families.reference import Reference
+from rlcore_fsdp2.families.trial import try_family, try_model
+
+NAMES = class_names()
+SOME = ["bloom", "deepseek_v32", "falcon_mamba", "gemma4_text", "hrm_text", "minimax", "qwen3_5_text", "bert", "camembert"]
+"""ALiBi, sparse attention, states alone, shared and per-layer keys, tensors that files join, a cache of its own, gated delta
+nets, a head with layers, a tied head with another name."""
+
+
+@pytest.mark.wide(keep=SOME)
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_a_family_agrees_with_transformers_or_is_refused_with_a_reason(name, tmp_path):
+    outcome = try_family(name, NAMES[name], tmp_path)
+    assert outcome.is_sound, outcome.line
+    assert (outcome.trainer == "refused") == bool(outcome.trainer_reason)
+    if name in SOME:
+        assert (outcome.trainer, outcome.generator) == ("agrees", "agrees")
+
+
+def test_other_numbers_are_wrong(tmp_path, monkeypatch):
+    assert try_family("llama", NAMES["llama"], tmp_path).way == "its description"
+    assert try_model(tmp_path / "model", tmp_path).is_sound
+    whole = Reference.logprobs
+    monkeypatch.setattr(Reference, "logprobs", lambda self, batch: 1.01 * whole(self, batch))
+    outcome = try_model(tmp_path / "model", tmp_path)
+    assert outcome.trainer == "wrong"
+    assert "log-probabilities of packed sequences" in outcome.line
+
+
+def test_what_is_raised_is_a_crash_with_its_place(tmp_path, monkeypatch):
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError("no batch")
+
+    monkeypatch.setattr(checks, "make_batch", fails)
+    outcome = try_family("llama", NAMES["llama"], tmp_path)
+    assert outcome.trainer == "crashed"
+    assert outcome.trainer_reason.startswith("ZeroDivisionError: no batch (test_trial.py:")
+
+
+def test_a_family_of_which_there_is_no_default_is_refused(tmp_path):
+    outcome = try_family("musicgen", NAMES["musicgen"], tmp_path)
+    assert (outcome.trainer, outcome.generator) == ("refused", "refused")
+    assert "text_encoder" in outcome.trainer_reason
