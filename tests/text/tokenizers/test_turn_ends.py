@@ -153,6 +153,8 @@ def test_a_thought_within_an_answer_is_learned_or_the_row_refused(tokenizer_dire
         else:
             with pytest.raises(DataError, match=f"'{left_out}'"):
                 learn()
+    if not calls:
+        learned([{"messages": [USER, answer | {"weight": 0}, MORE, ANSWER]}], tokenizer)  # it is only read
 
 
 def evolve_content(message, content):

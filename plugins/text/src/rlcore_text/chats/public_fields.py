@@ -103,7 +103,10 @@ FIELDS = (
     ),
     PublicField("row", ("label", "kto_tag"), "refused", "a bool that marks an answer as good or bad: filter the rows first"),
     PublicField(
-        "row", ("input", "context"), "refused", 'with prompt_field = "instruction", and reported with others: join the two texts'
+        "row",
+        ("input", "context"),
+        "refused",
+        'with prompt_field = "instruction", and reported with others: join the two texts',
     ),
     PublicField(
         "row",

@@ -47,8 +47,8 @@ def require_shown(message: Mapping[str, Any], whole: str, opened: str, what: str
             "opens a thought that answers lack"
         )
     pieces = _between_marks(message["content"])
-    # A text alone may be rewritten, and the tokenizer has seen that it is shown.
-    content = pieces if message.get("tool_calls") or len(pieces) > 1 else []
+    # The tokenizer has seen that a text is shown, and templates take thoughts from answers that are only read.
+    content = pieces if message.get("tool_calls") or (len(pieces) > 1 and "weight" not in message) else []
     for part, text in [("thought", thought_of(message)), *(("content", piece) for piece in content)]:
         if text.strip() not in answer:
             raise DataError(
