@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve
 from trainer_plans import plan_context
 
-from rlcore.run.data.prompt_stream import Stream
+from rlcore.run.data.prompt_stream import RandomPurpose
 from rlcore_plan.devices import DEVICES
 from rlcore_rollout.schedule import Schedule, SchedulePolicy
 from rlcore_rollout.step_plans import Draws
@@ -38,7 +38,7 @@ def turns(shape: str, config: VllmConfig, groups: int, num_gpus: int, max_stalen
             seconds += reading_seconds(context, own, kept, said[number], behind=PROMPT)
         begun = schedule.admit()
         for number in begun:
-            draws = Draws((0, Stream.ROLLOUTS, number // groups + 1), groups, SAMPLES)
+            draws = Draws((0, RandomPurpose.ROLLOUTS, number // groups + 1), groups, SAMPLES)
             seeds = np.array([draws.seed(0, number % groups, member) for member in range(SAMPLES)])
             wanted[number], said[number] = lengths_of(seeds, mean=MEAN, limit=LIMIT), 0
         seconds += reading_seconds(context, own, len(schedule.running) / num_gpus, PROMPT)

@@ -14,7 +14,7 @@ class Counts(LoopObserver):
     def __init__(self, run):
         self.run = run
 
-    def measure(self, step, weight_version):
+    def on_measure(self, step, weight_version):
         return {"mutant/step": float(step)}
 
 
@@ -23,13 +23,13 @@ PROVIDER = LoopObserverProvider(name="mutant", spi=SPI_VERSION, observer=f"{__na
 
 @killed_by("test_a_run_is_the_one_without_it")
 class TakesAnotherName(Counts):
-    def trained(self, step):
+    def on_step_trained(self, step):
         return {"reward_mean": 1.0}
 
 
 @killed_by("test_a_run_is_resumed")
 class SavesOnce(Counts):
-    def begins(self, step):
+    def on_start(self, step):
         file = self.run.directory.path / "mutant"
         assert not file.exists(), "the run has begun before"
         file.touch()
@@ -39,14 +39,14 @@ class SavesOnce(Counts):
 class ClosesAfterTheLastStepAlone(Counts):
     is_over = False
 
-    def ends(self):
+    def on_last_step(self):
         self.is_over = True
 
-    def close(self):
+    def on_close(self):
         assert self.is_over, "closed before the last step"
 
 
 @killed_by("test_threads_and_processes_end")
 class LeavesAThread(Counts):
-    def begins(self, step):
+    def on_start(self, step):
         threading.Thread(target=threading.Event().wait, args=(60,), daemon=True).start()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlcore import files
-from rlcore.files import alone, storage_errors, write_atomically
+from rlcore.files import file_lock, storage_errors, write_atomically
 from rlcore.spi import StorageError
 
 
@@ -73,11 +73,11 @@ def test_of_two_that_name_one_file_the_second_waits(tmp_path: Path) -> None:
     waits, order = threading.Event(), list[str]()
 
     def second() -> None:
-        with alone(tmp_path / "lock", waits.set):
+        with file_lock(tmp_path / "lock", waits.set):
             order.append("second")
 
     thread = threading.Thread(target=second)
-    with alone(tmp_path / "lock"):
+    with file_lock(tmp_path / "lock"):
         thread.start()
         assert waits.wait(300)
         order.append("first")
@@ -87,12 +87,12 @@ def test_of_two_that_name_one_file_the_second_waits(tmp_path: Path) -> None:
 
 def test_where_nothing_can_be_locked_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    with alone(tmp_path / "file" / "lock"), alone(tmp_path / "file" / "lock"):
+    with file_lock(tmp_path / "file" / "lock"), file_lock(tmp_path / "file" / "lock"):
         pass
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "no locks here")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with alone(tmp_path / "lock"), alone(tmp_path / "lock"):
+    with file_lock(tmp_path / "lock"), file_lock(tmp_path / "lock"):
         pass

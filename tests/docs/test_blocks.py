@@ -51,6 +51,7 @@ PROGRAMS = {
     "sudo": "needs the right to set priorities: the script is one of this repository",
     "pytest": "the conformance kit, which test_plugin_examples.py runs",
     ".": "enters a virtual environment",
+    "grep": "reads a file of a run",
     "pip": "names packages, whose extras are checked below",
     "ray": "needs several machines",
     "sbatch": "needs Slurm: test_launch.py checks its options",

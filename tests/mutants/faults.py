@@ -232,8 +232,8 @@ FAULTS = (
     Fault(
         "every step's minibatches are shuffled alike",
         MINIBATCHES,
-        "random = np.random.default_rng([recipe.run.seed, Stream.MINIBATCHES, step])",
-        "random = np.random.default_rng([recipe.run.seed, Stream.MINIBATCHES, 1])",
+        "random = np.random.default_rng([recipe.run.seed, RandomPurpose.MINIBATCHES, step])",
+        "random = np.random.default_rng([recipe.run.seed, RandomPurpose.MINIBATCHES, 1])",
         WITH_KL,
     ),
     Fault(
@@ -275,8 +275,8 @@ FAULTS = (
     Fault(
         "every step draws the same samples",
         "rlcore_rollout.sources",
-        "draws=Draws((self._seed, Stream.ROLLOUTS, step + 1), len(indices), self._sampler.samples_per_prompt),",
-        "draws=Draws((self._seed, Stream.ROLLOUTS), len(indices), self._sampler.samples_per_prompt),",
+        "draws=Draws((self._seed, RandomPurpose.ROLLOUTS, step + 1), len(indices), self._sampler.samples_per_prompt),",
+        "draws=Draws((self._seed, RandomPurpose.ROLLOUTS), len(indices), self._sampler.samples_per_prompt),",
         "tests/rollout/test_sources.py::test_no_two_steps_draw_alike",
     ),
     Fault(
@@ -480,8 +480,8 @@ FAULTS = (
     Fault(
         "log-probabilities come back in the batch's order instead of the microbatches'",
         TRAINER,
-        "return put_rows(tokens_figures(self.handle, request, cut.microbatches), batch.offsets, cut.sequences)",
-        "return put_rows(tokens_figures(self.handle, request, cut.microbatches), batch.offsets, sequences)",
+        "return put_rows(per_token_results(self.handle, request, cut.microbatches), batch.offsets, cut.sequences)",
+        "return put_rows(per_token_results(self.handle, request, cut.microbatches), batch.offsets, sequences)",
         f"{GROUPS}::test_columns_of_log_probabilities_are_of_the_updates_that_read_them",
     ),
     Fault(
@@ -1528,7 +1528,7 @@ FAULTS = (
     Fault(
         "what several ranks want in different parts is sent to each",
         "rlcore_torchkit.refit.shard_route",
-        "self.wanted: Layout = cut_alike(route.wanted)",
+        "self.wanted: Layout = common_refinement(route.wanted)",
         "self.wanted: Layout = tuple(map(tuple, route.wanted))",
         "tests/torchkit/test_shard_receiver.py::test_generators_beside_two_ranks_share_one_copy_and_come_and_go",
     ),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.registry.plugin_errors import blame, owner_of
+from rlcore.registry.plugin_errors import owner_of, set_error_owner
 from rlcore.spi import DataError, ModelError, Problem, RlcoreError, WorkerError
 from rlcore_ray.failures import RemoteError, WorkerInfo, cause_of_death
 
@@ -22,7 +22,7 @@ def test_a_rank_out_of_reach_has_rays_own_words_on_one_line(tmp_path: Path) -> N
 def test_an_error_keeps_its_class_and_what_it_holds(tmp_path: Path) -> None:
     error = ModelError([Problem(path="model.path", found="nothing", expected="a model")])
     error.add_note("raised while building trainer 'acme'")
-    blame(error, "trainer 'acme'")
+    set_error_owner(error, "trainer 'acme'")
     restored = RemoteError.of(error, tmp_path / "log").restore()
     assert isinstance(restored, ModelError)
     assert (str(restored), restored.problems) == (str(error), error.problems)
@@ -38,7 +38,7 @@ def test_an_error_of_a_class_that_only_the_worker_has_is_one_of_its_base(tmp_pat
         pass
 
     error = OwnError("the cause")
-    blame(error, "algorithm 'acme'")
+    set_error_owner(error, "algorithm 'acme'")
     restored = RemoteError.of(error, tmp_path / "log").restore()
     assert type(restored) is base
     assert restored.args == ("the cause",)

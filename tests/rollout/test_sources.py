@@ -8,7 +8,7 @@ import pandas
 import pytest
 from attrs import evolve
 
-from rlcore.run.data.prompt_stream import Stream
+from rlcore.run.data.prompt_stream import RandomPurpose
 from rlcore.spi import (
     ConfigError,
     EnvironmentContext,
@@ -29,17 +29,17 @@ Run = Callable[..., dict[str, Any]]
 
 def collected_rows(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[list[str]]]:
     """The prompts of every step and of every evaluation, by purpose."""
-    found: dict[int, list[list[str]]] = {Stream.ROLLOUTS: [], Stream.EVALUATION: []}
+    found: dict[int, list[list[str]]] = {RandomPurpose.ROLLOUTS: [], RandomPurpose.EVALUATION: []}
 
-    def record(purpose: Stream) -> Callable[..., StepPlan]:
+    def record(purpose: RandomPurpose) -> Callable[..., StepPlan]:
         def recorded(*, rows: Sequence[Row], **others: Any) -> StepPlan:
             found[purpose].append([str(row["prompt"]) for row in rows])
             return StepPlan(rows=rows, **others)
 
         return recorded
 
-    monkeypatch.setattr(sources, "StepPlan", record(Stream.ROLLOUTS))
-    monkeypatch.setattr(sampler, "StepPlan", record(Stream.EVALUATION))
+    monkeypatch.setattr(sources, "StepPlan", record(RandomPurpose.ROLLOUTS))
+    monkeypatch.setattr(sampler, "StepPlan", record(RandomPurpose.EVALUATION))
     return found
 
 
@@ -48,15 +48,15 @@ def test_training_and_evaluation_see_their_own_rows_alone(run: Run, monkeypatch:
     run("run.num_steps=12")
     environment = FakeEnvironment(EnvironmentContext(seed=0), FakeEnvironmentConfig())
     own = {split: {str(row["prompt"]) for row in environment.rows(split) or ()} for split in ("train", "evaluation")}
-    assert {prompt for rows in found[Stream.ROLLOUTS] for prompt in rows} == own["train"]
-    assert [set(rows) for rows in found[Stream.EVALUATION]] == [own["evaluation"]] * 4
+    assert {prompt for rows in found[RandomPurpose.ROLLOUTS] for prompt in rows} == own["train"]
+    assert [set(rows) for rows in found[RandomPurpose.EVALUATION]] == [own["evaluation"]] * 4
 
 
 def test_no_two_steps_draw_alike(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = collected_rows(monkeypatch)
     # Every step has all prompts, and weights that hardly change: only the draws can differ.
     run("run.num_steps=3", "training.prompts_per_step=64", "optimizer.learning_rate=1e-12", "logging.rollouts_every_n_steps=1")
-    steps = found[Stream.ROLLOUTS]
+    steps = found[RandomPurpose.ROLLOUTS]
     assert [sorted(rows) for rows in steps] == [sorted(steps[0])] * 3
     assert steps[0] != steps[1] != steps[2]
     files = sorted((tmp_path / "runs" / "run" / "rollouts").glob("step-*.parquet"))
@@ -106,7 +106,7 @@ def test_rows_of_higher_levels_come_once_lower_ones_are_solved_and_a_resumed_run
     made = rows(FakeEnvironment(EnvironmentContext(seed=0), FakeEnvironmentConfig()), "train")
     level_of = {str(row["prompt"]): int(row["level"]) for row in made}
     options = ("data.curriculum_threshold=1.0", "data.level_window=6", "evaluation.every_n_steps=0")
-    whole = collected_rows(monkeypatch)[Stream.ROLLOUTS]
+    whole = collected_rows(monkeypatch)[RandomPurpose.ROLLOUTS]
     run(*options, "run.num_steps=12", "run.name=whole")
     levels = [int(record["data/level"]) for record in read_metrics(tmp_path / "runs" / "whole") if "data/level" in record]
     assert len(levels) == 12
@@ -114,7 +114,7 @@ def test_rows_of_higher_levels_come_once_lower_ones_are_solved_and_a_resumed_run
     assert {0, 3} <= set(levels)
     for level, prompts in zip(levels, whole, strict=True):
         assert max(level_of[prompt] for prompt in prompts) <= level
-    parts = collected_rows(monkeypatch)[Stream.ROLLOUTS]
+    parts = collected_rows(monkeypatch)[RandomPurpose.ROLLOUTS]
     run(*options, "run.num_steps=3", "checkpoint.every_n_steps=3")
     run(*options, "run.num_steps=12", "checkpoint.every_n_steps=3", resume=True)
     assert parts == whole

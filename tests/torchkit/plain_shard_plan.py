@@ -40,14 +40,14 @@ def plain_pieces(specs: Sequence[TensorSpec], held: Layout, wanted: Layout, max_
 
 
 def plain_cuts(wanted: Layout) -> tuple[tuple[ShardSlice, ...], ...]:
-    """What `cut_alike` has to come to."""
+    """What `common_refinement` has to come to."""
     boxes = _ranks_by_box(wanted)
     cut = {box: _cells(box, [other for other in boxes if other.name == box.name]) for box in boxes}
     return tuple(tuple(dict.fromkeys(cell for box in own for cell in cut[box])) for own in wanted)
 
 
 def plain_rest(specs: Sequence[TensorSpec], wanted: Layout) -> tuple[tuple[ShardSlice, ...], ...]:
-    """What `with_rest` has to come to."""
+    """What `add_unwanted` has to come to."""
     whole = [ShardSlice(spec.name, (0,) * len(spec.shape), spec.shape) for spec in specs]
     item_bytes = {spec.name: ITEM_BYTES[spec.dtype] for spec in specs}
     *cut, all_parts = plain_cuts([*wanted, whole])

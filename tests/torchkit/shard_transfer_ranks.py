@@ -10,7 +10,7 @@ from torch import Tensor
 from rlcore.spi.weights import ShardRoute, ShardSlice, TensorSpec
 from rlcore_torchkit.distributed.process_group import keep_on_loopback, listening_store
 from rlcore_torchkit.refit.shard_route import ShardEnd
-from rlcore_torchkit.refit.shard_transfer import Moved
+from rlcore_torchkit.refit.shard_transfer import TransferStats
 
 NUM_SENDERS, NUM_RECEIVERS = 8, 4
 Specs: TypeAlias = tuple[TensorSpec, ...]
@@ -83,7 +83,7 @@ def run_case(case: str, specs: Specs, held: Layout, wanted: Layout, rank: int, s
     end = ShardEnd(specs=specs, held=held, route=route, rank=rank, max_bytes=1024, device=torch.device("cpu"))
     assert len(end.windows) > 1
     if rank < NUM_SENDERS:
-        parts, moved = {box: cut_out(full, box).float() for box in held[rank]}, Moved(digest=0)
+        parts, moved = {box: cut_out(full, box).float() for box in held[rank]}, TransferStats(digest=0)
         for number in range(len(end.windows)):
             moved += end.run(number, parts, {})
         total, sent = moved.digest, moved.sent_bytes

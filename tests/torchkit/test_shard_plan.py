@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rlcore.spi import RefitError
 from rlcore.spi.weights import TensorSpec
 from rlcore_torchkit.refit.shard_plan import Piece, ShardSlice, plan_pieces
-from rlcore_torchkit.refit.shard_slices import cut_alike, with_rest
+from rlcore_torchkit.refit.shard_slices import add_unwanted, common_refinement
 
 from .plain_shard_plan import plain_cuts, plain_pieces, plain_rest  # type: ignore[import-not-found]
 
@@ -141,10 +141,10 @@ LAYOUTS = {
 @pytest.mark.parametrize("max_bytes", [64, 400, 10**6])
 def test_layouts_of_trainers_and_engines_are_planned_as_by_the_plain_computation(name: str, max_bytes: int) -> None:
     specs, held, read = LAYOUTS[name]
-    wanted = with_rest(specs, read)
+    wanted = add_unwanted(specs, read)
     assert wanted == plain_rest(specs, read)
-    assert cut_alike(read) == plain_cuts(read)
-    assert cut_alike(wanted) == wanted
+    assert common_refinement(read) == plain_cuts(read)
+    assert common_refinement(wanted) == wanted
     assert plan_pieces(specs, held, wanted, max_bytes) == plain_pieces(specs, held, wanted, max_bytes)
 
 

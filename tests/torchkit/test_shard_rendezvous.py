@@ -6,7 +6,7 @@ from attrs import evolve
 from rlcore.spi import WorkerError
 from rlcore.spi.weights import ShardSlice
 from rlcore_torchkit.refit import shard_rendezvous
-from rlcore_torchkit.refit.shard_rendezvous import Rendezvous, common_route, places
+from rlcore_torchkit.refit.shard_rendezvous import Rendezvous, common_route, first_ranks
 
 from .shard_threads import WHOLE, route_in, store  # type: ignore[import-not-found]
 
@@ -17,7 +17,7 @@ def test_a_route_to_all_ranks_has_a_name_of_its_own_each_time() -> None:
     common = common_route([one, other], 1)
     assert common.wanted == (WHOLE, WHOLE, WHOLE[:2])
     assert common.timeout_s == 30.0
-    assert places([one, other]) == [0, 2]
+    assert first_ranks([one, other]) == [0, 2]
     assert len({common.name, common_route([one, other], 2).name, common_route([other, one], 1).name, "engines"}) == 4
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlcore.spi import ShardSlice, TensorSpec
-from rlcore_torchkit.refit.shard_slices import cut_alike, joined, whole_slice, with_rest
+from rlcore_torchkit.refit.shard_slices import add_unwanted, common_refinement, joined, whole_slice
 
 SPECS = (TensorSpec(name="w", shape=(8, 6), dtype="float32"), TensorSpec(name="v", shape=(5,), dtype="bfloat16"))
 W, V = map(whole_slice, SPECS)
@@ -39,7 +39,7 @@ def counts(boxes: list[ShardSlice] | tuple[ShardSlice, ...]) -> np.ndarray:
     ],
 )
 def test_cut_parts_hold_what_they_did_and_are_equal_or_apart(layout: list[list[ShardSlice]]) -> None:
-    cut = cut_alike(layout)
+    cut = common_refinement(layout)
     for before, after in zip(layout, cut, strict=True):
         assert (counts(after) == counts(before)).all()
         assert (V in after) == (V in before)
@@ -49,18 +49,18 @@ def test_cut_parts_hold_what_they_did_and_are_equal_or_apart(layout: list[list[S
 
 def test_parts_of_which_none_overlap_stay_as_they_are() -> None:
     layout = ((rows(0, 4), V), (rows(4, 8), V), (rows(0, 4),))
-    assert cut_alike(layout) == layout
+    assert common_refinement(layout) == layout
 
 
 def test_what_no_rank_wants_goes_to_the_one_that_wants_least() -> None:
-    completed = with_rest(SPECS, [[rows(0, 3), V], [rows(3, 5)]])
+    completed = add_unwanted(SPECS, [[rows(0, 3), V], [rows(3, 5)]])
     assert completed == ((rows(0, 3), V), (rows(3, 5), rows(5, 8)))
-    assert with_rest(SPECS, [[], [W]]) == ((V,), (W,))
+    assert add_unwanted(SPECS, [[], [W]]) == ((V,), (W,))
 
 
 def test_ranks_that_want_everything_together_get_nothing_more() -> None:
     layout = ((rows(0, 4), V), (rows(4, 8), V))
-    assert with_rest(SPECS, layout) == layout
+    assert add_unwanted(SPECS, layout) == layout
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,6 @@ def test_parts_are_joined_where_they_make_one(boxes: list[ShardSlice], expected:
 def test_a_tensor_without_dimensions() -> None:
     spec = TensorSpec(name="s", shape=(), dtype="float32")
     whole = whole_slice(spec)
-    assert cut_alike([[whole], [whole]]) == ((whole,), (whole,))
-    assert with_rest((spec,), [[], []]) == ((whole,), ())
+    assert common_refinement([[whole], [whole]]) == ((whole,), (whole,))
+    assert add_unwanted((spec,), [[], []]) == ((whole,), ())
     assert joined([whole, whole]) == [whole]

@@ -11,7 +11,7 @@ from attrs import evolve
 from rlcore.schema.structure import structure
 from rlcore.spi import CheckContext, LoraSpec, ModelSpec, Note
 from rlcore_torchkit.architectures.dims import ModelDims
-from rlcore_torchkit.distributed.device_memory import GIB
+from rlcore_torchkit.distributed.format_bytes import GIB
 from rlcore_vllm.checks import check as check_module
 from rlcore_vllm.checks.check import adapter_problems, check
 from rlcore_vllm.setup.config import VllmConfig

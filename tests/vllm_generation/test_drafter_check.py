@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from rlcore.spi import CheckContext, GeneratorContext, ModelSpec, Problem, RankInfo
-from rlcore_torchkit.distributed.device_memory import GIB
+from rlcore_torchkit.distributed.format_bytes import GIB
 from rlcore_torchkit.testing.models import make_model
 from rlcore_vllm.checks import check as check_module
 from rlcore_vllm.checks.check import check

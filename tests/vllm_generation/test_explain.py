@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlcore_torchkit.distributed.device_memory import GIB
+from rlcore_torchkit.distributed.format_bytes import GIB
 from rlcore_vllm.engines.explain import explain, is_passing
 
 

@@ -4,7 +4,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.spi import LoraSpec
-from rlcore_torchkit.distributed.device_memory import GIB
+from rlcore_torchkit.distributed.format_bytes import GIB
 from rlcore_torchkit.huggingface import batch_invariance
 from rlcore_vllm.checks import check as check_module
 from rlcore_vllm.checks.check import check

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlcore.spi import CheckContext, ModelSpec, Note
-from rlcore_torchkit.distributed.device_memory import GIB
+from rlcore_torchkit.distributed.format_bytes import GIB
 from rlcore_vllm.checks import check as check_module
 from rlcore_vllm.checks import share_check
 from rlcore_vllm.checks.check import check

@@ -16,7 +16,7 @@ The names follow the rules of docs/versions.md.
 from rlcore.registry.checks import recorded_export
 from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.registry.handle import closed_after
-from rlcore.registry.plugin_errors import add_ending, described, exit_error, first_line, is_outside, message_of
+from rlcore.registry.plugin_errors import described, exit_error, first_line, is_outside, message_of, register_fatal_error
 from rlcore.registry.selection import ChosenPlugin
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.execution.arguments import BackendArguments, GeneratorArguments, TrainerArguments
@@ -26,8 +26,8 @@ from rlcore.run.execution.groups import (
     InProcessTrainer,
     MinibatchTrainer,
     TokensRequest,
+    per_token_results,
     read_by,
-    tokens_figures,
     with_columns,
     without_columns,
 )
@@ -55,7 +55,6 @@ __all__ = [
     "TokensRequest",
     "TrainerArguments",
     "TrainerHandle",
-    "add_ending",
     "closed_after",
     "described",
     "exit_error",
@@ -66,13 +65,14 @@ __all__ = [
     "model_width",
     "not_begun",
     "open_backends",
+    "per_token_results",
     "plan_ranks",
     "read_by",
     "recorded_export",
+    "register_fatal_error",
     "run_stream",
     "sigterm_kept",
     "step_metrics",
-    "tokens_figures",
     "with_columns",
     "without_columns",
 ]

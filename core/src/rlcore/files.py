@@ -68,7 +68,7 @@ def _opened(lock: Path) -> IO[bytes]:
 
 
 @contextmanager
-def alone(lock: Path, on_wait: Callable[[], object] = lambda: None) -> Iterator[None]:
+def file_lock(lock: Path, on_wait: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Run the block in one process, and thread, at a time of those that name this file, which stays; `on_wait` is called where
     another is in it. Where the file cannot be made or locked, the block runs at once. It is not to be nested."""
     try:

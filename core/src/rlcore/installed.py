@@ -39,7 +39,7 @@ class DistributionError(OSError):
 
 
 @frozen(kw_only=True)
-class Installed:
+class InstalledEntryPoints:
     """The entry points of rlcore's groups that are installed."""
 
     entry_points: EntryPoints
@@ -47,7 +47,7 @@ class Installed:
     """A line for each distribution whose entry points cannot be read."""
 
 
-def installed_entry_points() -> Installed:
+def installed_entry_points() -> InstalledEntryPoints:
     """The entry points in groups of rlcore; where the file of one distribution cannot be read, those of all others. They are
     read again when a folder on sys.path changes, as by an installer. DistributionError for named pipes and huge files."""
     return _read(tuple(map(_state_of, sys.path)), tuple(map(id, sys.meta_path)))
@@ -63,7 +63,7 @@ def _state_of(folder: str) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=8)
-def _read(_path: tuple[tuple[int, ...], ...], _finders: tuple[int, ...]) -> Installed:
+def _read(_path: tuple[tuple[int, ...], ...], _finders: tuple[int, ...]) -> InstalledEntryPoints:
     if endless := [*filter(None, map(_endless, metadata.distributions()))]:
         raise DistributionError("\n".join(endless))
     try:
@@ -71,7 +71,7 @@ def _read(_path: tuple[tuple[int, ...], ...], _finders: tuple[int, ...]) -> Inst
     except Exception:  # of whatever kind importlib's parser stumbles with, over the one malformed file of all that it reads
         return _one_by_one()
     groups = filter(_is_own, found.groups)
-    return Installed(entry_points=EntryPoints(point for group in groups for point in found.select(group=group)))
+    return InstalledEntryPoints(entry_points=EntryPoints(point for group in groups for point in found.select(group=group)))
 
 
 def _endless(distribution: Distribution) -> str:
@@ -174,7 +174,7 @@ def distribution_of(entry_point: EntryPoint) -> tuple[str, str]:
     return ("unknown", "unknown") if entry_point.dist is None else _described(entry_point.dist)[:2]
 
 
-def _one_by_one() -> Installed:
+def _one_by_one() -> InstalledEntryPoints:
     seen: set[str] = set()
     points: list[EntryPoint] = []
     warnings: list[str] = []
@@ -190,7 +190,7 @@ def _one_by_one() -> Installed:
             warnings.append(
                 f"{where} cannot be read, so that none of its plugins is known: {_malformation(distribution, error)}"
             )
-    return Installed(entry_points=EntryPoints(points), warnings=tuple(warnings))
+    return InstalledEntryPoints(entry_points=EntryPoints(points), warnings=tuple(warnings))
 
 
 def _malformation(distribution: Distribution, error: Exception) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlcore.registry.plugin_errors import add_ending
+from rlcore.registry.plugin_errors import register_fatal_error
 from rlcore.spi import (
     CloseRequest,
     ContractError,
@@ -179,7 +179,7 @@ def is_end(error):
 
 
 def test_an_execution_may_end_a_worker_in_the_midst_of_a_hook(make):
-    add_ending(is_end)
+    register_fatal_error(is_end)
 
     def ends(self, request):
         raise Ordered

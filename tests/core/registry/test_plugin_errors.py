@@ -5,15 +5,15 @@ import signal
 import pytest
 
 from rlcore.registry.plugin_errors import (
-    add_ending,
     attributed,
-    blame,
     exit_error,
     first_line,
-    is_ordered,
+    is_fatal_to_process,
     is_outside,
     listing_error,
     owner_of,
+    register_fatal_error,
+    set_error_owner,
 )
 from rlcore.spi import PluginError
 
@@ -26,7 +26,7 @@ def is_end(error: BaseException) -> bool:
     return isinstance(error, Ordered)
 
 
-add_ending(is_end)  # as a worker process of that execution says
+register_fatal_error(is_end)  # as a worker process of that execution says
 
 
 class Wordless(Exception):
@@ -44,7 +44,7 @@ def test_every_problem_has_a_line() -> None:
 def test_what_came_from_outside_is_ctrl_c_or_the_end_that_an_execution_orders() -> None:
     errors = [KeyboardInterrupt(), Ordered(), SystemExit(0), GeneratorExit(), ValueError()]
     assert [is_outside(error) for error in errors] == [True, True, False, False, False]
-    assert [is_ordered(error) for error in errors] == [False, True, False, False, False]
+    assert [is_fatal_to_process(error) for error in errors] == [False, True, False, False, False]
 
 
 @pytest.mark.parametrize(
@@ -121,6 +121,6 @@ def test_an_exit_that_was_never_raised_has_no_place() -> None:
 def test_the_last_owner_counts() -> None:
     error = ValueError()
     assert owner_of(error) is None
-    blame(error, "one")
-    blame(error, "other")
+    set_error_owner(error, "one")
+    set_error_owner(error, "other")
     assert owner_of(error) == "other"

@@ -27,29 +27,29 @@ class Recorder(LoopObserver):
         if event == self._fails_at:
             raise ZeroDivisionError("the cause")
 
-    def begins(self, step: int) -> None:
+    def on_start(self, step: int) -> None:
         self._tell(f"begins {step}")
 
-    def measure(self, step: int, weight_version: int) -> Mapping[str, float]:
+    def on_measure(self, step: int, weight_version: int) -> Mapping[str, float]:
         self._tell(f"measure {step} at {weight_version}")
         return {"measured": float(step)}
 
-    def trained(self, step: TrainedStep) -> Mapping[str, float]:
+    def on_step_trained(self, step: TrainedStep) -> Mapping[str, float]:
         assert step.sampled.batch.num_tokens == step.trained.num_tokens
         self._tell(f"trained {step.step}")
         return {"seen": float(step.step)}
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
         assert metrics["measured"] == step
         self._tell(f"log {step}")
 
-    def checkpoint_saved(self, step: int, export: Callable[[Path], Path]) -> None:
+    def on_checkpoint_saved(self, step: int, export: Callable[[Path], Path]) -> None:
         self._tell(f"saved {step}")
 
-    def between_steps(self) -> None:
+    def on_idle(self) -> None:
         self._tell("between")
 
-    def ends(self) -> None:
+    def on_last_step(self) -> None:
         self._tell("ends")
 
 

@@ -31,19 +31,19 @@ class Events(LoopObserver):
         self.run = run
         seen("built", f"built for {run.recipe.run.name}")
 
-    def measure(self, step, weight_version):
+    def on_measure(self, step, weight_version):
         return {"acme/version": float(weight_version)}
 
-    def ends(self):
+    def on_last_step(self):
         seen("ends", "ends")
 
-    def close(self):
+    def on_close(self):
         seen("close", "close")
 
-    def completes(self, summary):
+    def on_export(self, summary):
         seen("completes", f"completes, summary written: {self.run.directory.summary_file.exists()}")
 
-    def completed(self, summary):
+    def on_complete(self, summary):
         seen("completed", f"completed, {summary['steps']} steps")
 """
 

@@ -119,8 +119,8 @@ recipe = Recipe(
 directory, progress = RunDirectory(path=Path(sys.argv[1])), Progress()
 run = evaluated_run(recipe, directory, Sinks(progress), progress, PhaseClock(progress), InterruptGuard())
 evaluations = CheckpointEvaluations(run)
-evaluations.checkpoint_saved(1, lambda directory: directory.mkdir(parents=True))
-evaluations.ends()
+evaluations.on_checkpoint_saved(1, lambda directory: directory.mkdir(parents=True))
+evaluations.on_last_step()
 """
 """A process with a program that measures beside it."""
 
@@ -246,7 +246,7 @@ def evaluations_of(tmp_path: Path) -> Iterator[Callable[[str], CheckpointEvaluat
 
     yield make
     for one in made:
-        one.close()
+        one.on_close()
 
 
 def make_model(directory: Path) -> Path:
@@ -258,8 +258,8 @@ def make_model(directory: Path) -> Path:
 def test_what_a_program_leaves_behind_ends_with_it(evaluations_of: Any, tmp_path: Path) -> None:
     daemon = f"setsid sh -c 'echo $$ > {tmp_path}/partial; mv {tmp_path}/partial {tmp_path}/child; exec sleep 60' &"
     one = evaluations_of(f"{daemon} until test -e {tmp_path}/child; do sleep 0.02; done; {STEP}")
-    one.checkpoint_saved(1, make_model)
-    one.ends()
+    one.on_checkpoint_saved(1, make_model)
+    one.on_last_step()
     assert figures(tmp_path) == {1: {"checkpoint_eval/accuracy": 1.5}}
     assert is_gone(int((tmp_path / "child").read_text()))
 
@@ -267,8 +267,8 @@ def test_what_a_program_leaves_behind_ends_with_it(evaluations_of: Any, tmp_path
 def test_a_program_is_not_started_twice_where_its_process_is_killed(evaluations_of: Any, tmp_path: Path) -> None:
     notes = Notes()
     one = evaluations_of(f"echo x >> {tmp_path}/begun; echo $$ > {tmp_path}/own; kill -KILL $PPID; sleep 1000", notes)
-    one.checkpoint_saved(1, make_model)
-    one.ends()
+    one.on_checkpoint_saved(1, make_model)
+    one.on_last_step()
     assert "failed: its process ended with signal SIGKILL" in notes.texts[0]
     assert (tmp_path / "begun").read_text() == "x\n"
     assert gone(int((tmp_path / "own").read_text()))
@@ -295,32 +295,32 @@ def test_a_signal_to_the_whole_job_leaves_what_is_under_way_to_the_resumed_run(
         f"test -e {tmp_path}/go && {STEP} && exit; trap 'exit 1' TERM; touch {tmp_path}/begun; while :; do sleep 0.02; done"
     )
     one = evaluations_of(script)
-    one.checkpoint_saved(1, make_model)
+    one.on_checkpoint_saved(1, make_model)
     assert any((tmp_path / "begun").is_file() for _ in waited())
     (process,) = [child for child in psutil.Process().children() if child.cmdline()[-1:] == [evaluations.TASK.name]]
     for each in (process, *process.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):
             each.terminate()
     assert any(Watched.is_awaited.is_set() or result.exists() for _ in waited())
-    one.close()
+    one.on_close()
     assert not result.exists()
     (tmp_path / "go").touch()
     resumed = evaluations_of(script)
-    resumed.begins(1)
-    resumed.ends()
+    resumed.on_start(1)
+    resumed.on_last_step()
     assert figures(tmp_path) == {1: {"checkpoint_eval/accuracy": 1.5}}
 
 
 def test_a_program_that_is_stopped_alone_is_left_to_the_resumed_run(evaluations_of: Any, tmp_path: Path) -> None:
     notes = Notes()
     one = evaluations_of(f"test -e {tmp_path}/go && {STEP} && exit; kill -TERM $$", notes)
-    one.checkpoint_saved(1, make_model)
-    one.ends()
+    one.on_checkpoint_saved(1, make_model)
+    one.on_last_step()
     (note,) = notes.texts
     assert "step 1 was stopped: sh ended with signal SIGTERM. It is done again once the run is resumed" in note
     (tmp_path / "go").touch()
-    one.begins(1)
-    one.ends()
+    one.on_start(1)
+    one.on_last_step()
     assert figures(tmp_path) == {1: {"checkpoint_eval/accuracy": 1.5}}
 
 

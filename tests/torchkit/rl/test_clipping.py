@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from rlcore_torchkit.rl.policy_gradient import (
     clipped_objective,
     clipped_weight_objective,
+    drop_tokens,
     geometric_mean_objective,
     penalised_objective,
-    without,
 )
 from rlcore_torchkit.rl.sequences import Sequences
 
@@ -151,7 +151,7 @@ def test_chosen_tokens_are_left_out_or_held_back():
     leaf = torch.tensor(current, requires_grad=True)
     clipped = call(leaf, torch.tensor(previous), torch.tensor(advantages), (0.2, 0.2, None))
     (plain,) = torch.autograd.grad(clipped.loss.sum(), leaf, retain_graph=True)
-    (found,) = torch.autograd.grad(without(clipped, chosen).loss.sum(), leaf)
+    (found,) = torch.autograd.grad(drop_tokens(clipped, chosen).loss.sum(), leaf)
     assert torch.equal(found, torch.where(chosen, 0.0, plain))
     log_ratio = torch.tensor(current - previous, requires_grad=True)
     penalised = penalised_objective(log_ratio, torch.tensor(advantages), chosen, coefficient=0.7)

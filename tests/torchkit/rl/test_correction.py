@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore_torchkit.rl.policy_gradient import (
-    bounded,
+    bound_importance_weight,
     importance_ratio,
-    on_policy,
+    off_policy_mask,
     sequence_importance_ratio,
     within_geometric_mean,
 )
@@ -43,7 +43,7 @@ def test_importance_ratio_is_zero_where_it_is_not_finite_and_has_no_gradient():
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.1, 100))
 def test_truncation_changes_only_what_is_above_the_maximum(ratios, maximum):
     """min(ratio, C): Ionides, "Truncated Importance Sampling", 2008."""
-    found = bounded(torch.tensor(ratios, dtype=torch.float64), "truncate", minimum=0.0, maximum=maximum)
+    found = bound_importance_weight(torch.tensor(ratios, dtype=torch.float64), "truncate", minimum=0.0, maximum=maximum)
     np.testing.assert_array_equal(found.numpy(), np.minimum(ratios, maximum))
 
 
@@ -52,9 +52,9 @@ def test_truncation_changes_only_what_is_above_the_maximum(ratios, maximum):
 def test_bounds_truncate_or_leave_out(ratios, minimum, maximum):
     """TIS: the nearest bound; IcePop (arXiv:2510.18855): 0 outside [minimum, maximum]."""
     tensor = torch.tensor(ratios, dtype=torch.float64)
-    truncated = bounded(tensor, "truncate", minimum=minimum, maximum=maximum)
+    truncated = bound_importance_weight(tensor, "truncate", minimum=minimum, maximum=maximum)
     np.testing.assert_array_equal(truncated.numpy(), np.clip(ratios, minimum, maximum))
-    masked = bounded(tensor, "mask", minimum=minimum, maximum=maximum)
+    masked = bound_importance_weight(tensor, "mask", minimum=minimum, maximum=maximum)
     assert masked.tolist() == [ratio if minimum <= ratio <= maximum else 0.0 for ratio in ratios]
 
 
@@ -79,5 +79,7 @@ def test_sequences_are_told_apart_by_the_geometric_mean_of_their_ratios():
 def test_tokens_of_negative_advantage_are_left_out_where_the_policy_has_gone_far():
     """DeepSeek-V3.2 (arXiv:2512.02556, equation 9): the mean of log μ/π of the three sequences is -0.1, 0.6 and -0.2."""
     advantages = torch.tensor([0.0, -1.0, -1.0, 0.0, -1.0, -1.0, 1.0])
-    assert on_policy(DELTA, torch.zeros(7), advantages, SEQUENCES, maximum=0.5).tolist() == [True] * 4 + [False] + [True] * 2
-    assert on_policy(DELTA, torch.zeros(7), advantages.abs(), SEQUENCES, maximum=0.5).all()
+    assert (
+        off_policy_mask(DELTA, torch.zeros(7), advantages, SEQUENCES, maximum=0.5).tolist() == [True] * 4 + [False] + [True] * 2
+    )
+    assert off_policy_mask(DELTA, torch.zeros(7), advantages.abs(), SEQUENCES, maximum=0.5).all()

@@ -1,4 +1,4 @@
-"""Attention over packed sequences, at the path that plugins import."""
+"""Re-exports PackedSequences and packed_forward: attention over packed sequences."""
 
 from rlcore_torchkit.head.logprobs import packed_forward
 from rlcore_torchkit.layers.attention import PackedSequences

@@ -1,4 +1,4 @@
-"""Weights cut into buckets, at the path that plugins import."""
+"""Re-exports make_buckets, which divides weights into buckets for a refit."""
 
 from rlcore_torchkit.refit.digest import make_buckets
 

@@ -1,4 +1,4 @@
-"""Digests of tensors, at the path that plugins import."""
+"""Re-exports tensor_digest, the digest of a tensor's bytes."""
 
 from rlcore_torchkit.refit.digest import tensor_digest
 

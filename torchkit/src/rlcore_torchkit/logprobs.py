@@ -1,4 +1,4 @@
-"""Log-probabilities without a full logits tensor, at the path that plugins import."""
+"""Re-exports packed_logprobs and patch_head: log-probabilities without a full logits tensor."""
 
 from rlcore_torchkit.head.logprobs import packed_logprobs, patch_head
 

@@ -1,4 +1,4 @@
-"""An algorithm's loss over microbatches, at the path that plugins import."""
+"""Re-exports evaluate and total, which compute an algorithm's loss over microbatches."""
 
 from rlcore_torchkit.trainer.losses import evaluate, total
 

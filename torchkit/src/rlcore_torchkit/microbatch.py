@@ -1,4 +1,4 @@
-"""Microbatches on their device, at the path that plugins import."""
+"""Re-exports move, which copies a microbatch to its device."""
 
 from rlcore_torchkit.trainer.microbatch import move
 

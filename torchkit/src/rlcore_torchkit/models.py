@@ -1,4 +1,4 @@
-"""Hugging Face models, at the path that plugins import; imports no torch by itself."""
+"""Re-exports load_model and architecture_problems for Hugging Face models; imports no torch by itself."""
 
 from rlcore_torchkit.huggingface.models import architecture_problems, load_model
 

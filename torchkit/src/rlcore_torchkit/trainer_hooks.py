@@ -1,4 +1,4 @@
-"""Parts of trainers' hooks, at the path that plugins import."""
+"""Re-exports save_state, a trainer's hook that writes a checkpoint."""
 
 from rlcore_torchkit.trainer.trainer_hooks import save_state
 

@@ -15,7 +15,7 @@ class LazyGroup(ReportingGroup):
 
     # Functions import the registry: a Ctrl-C while that is imported is reported only within a call.
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """Every usable command, by priority."""
+        """List every usable command, by priority."""
         from rlcore.registry.run_parts import commands
 
         return [state.entry.name for state in commands() if state.is_usable]

@@ -14,7 +14,7 @@ from rlcore.cli.errors import color_setting
 from rlcore.gpu import Device, detect_device
 from rlcore.installed import CORE
 from rlcore.registry.discovery import ObserverEntry, Registry, discover, load_group, named_entries
-from rlcore.registry.entries import ChannelEntry, DataSourceEntry, DescribedEntry, Installed
+from rlcore.registry.entries import ChannelEntry, DataSourceEntry, DescribedEntry, InstalledPlugin
 from rlcore.registry.run_parts import CollectorEntry, CommandEntry, LoopObserverEntry, TextEntry, commands
 from rlcore.registry.selection import AUTO_ROLES, Row, auto_error, explain, install_line, missing_roles, missing_text
 from rlcore.registry.states import MAX_REASON_CHARACTERS, PluginState, states_of
@@ -148,7 +148,7 @@ def _listed(registry: Registry, device: Device, added: Commands) -> Iterator[tup
 
 def _listed_state(state: PluginState[Any], mark: str = "", usable: str = "usable", details: Sequence[str] = ()) -> _Listed:
     """One plugin, with what is said of it where it is usable, and the parts of its first detail."""
-    entry: Installed = state.entry
+    entry: InstalledPlugin = state.entry
     detail = ", ".join(filter(None, (entry.origin, *details)))
     if state.is_usable:
         return _Listed(entry.name, mark, usable, {}, (detail,))
@@ -156,7 +156,7 @@ def _listed_state(state: PluginState[Any], mark: str = "", usable: str = "usable
     return _Listed(entry.name, mark, status, {"dim": True} if entry.disabled else {"fg": "red"}, (detail,))
 
 
-def _listed_name(entry: Installed) -> _Listed:
+def _listed_name(entry: InstalledPlugin) -> _Listed:
     status, style = (f"disabled ({entry.origin})", {"dim": True}) if entry.disabled else (f"installed by {entry.origin}", {})
     return _Listed(entry.name, "", status, style, ())
 
@@ -237,7 +237,7 @@ def _state_json(state: PluginState[Any]) -> dict[str, Any]:
     return {**_named_json(state.entry), "spi": spi, "state": state.kind, "error": state.reason}
 
 
-def _named_json(entry: Installed) -> dict[str, Any]:
+def _named_json(entry: InstalledPlugin) -> dict[str, Any]:
     return {name: getattr(entry, name) for name in ("name", "distribution", "version", "disabled")}
 
 

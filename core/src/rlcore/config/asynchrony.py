@@ -12,16 +12,15 @@ class AsyncConfig:
     """`[async]`: how far generation may run ahead of training."""
 
     max_staleness: Annotated[int, between(0, 1000)] = 0
-    """Steps that may be trained between the weights which a sample begins with and the step which trains on it. 0 samples each
-    step with its own weights. Above it generation goes on while others train: on devices of its own all the time, on shared
-    ones in turns, each of which ends once a step's samples are there; the unfinished ones go on in the next."""
+    """Most steps between the weights that start a sample and the step that trains on it. 0 is on-policy. Above 0, generation
+    goes on during training: on its own devices all the time, on shared devices in turns. A turn ends once a step's samples are
+    complete; unfinished samples continue in the next."""
     on_stale: Literal["wait", "drop", "rescore"] = "wait"
-    """Handling of samples that would pass the bound: the step waits for them; or their groups are dropped and counted; or they
-    are trained on whenever they end, and tokens beyond the bound get the trainer's log-probabilities in place of the
-    generator's."""
+    """Handling of samples that would exceed the bound. "wait": the step waits for them. "drop": their groups are dropped and
+    counted. "rescore": they are trained on whenever they end, and the trainer's log-probabilities replace the generator's at
+    tokens beyond the bound."""
     partial_rollouts: Literal["continue", "restart"] = "continue"
-    """Handling of unfinished samples when the weights change: they go on with the new ones, each token with the version of its
-    weights; or they begin again."""
+    """Handling of unfinished samples when the weights change. "continue": they go on with the new weights, and each token has
+    the version of its weights. "restart": they begin again."""
     extra_prompts: Count = 0
-    """Prompts that are sampled beyond those that steps need, so that no step waits for its slowest. Not with
-    `on_stale = "wait"`."""
+    """Prompts that are sampled beyond a step's own, so that no step waits for its slowest. Not with `on_stale = "wait"`."""

@@ -17,9 +17,9 @@ class CheckpointEvaluationConfig:
     goes on."""
 
     command: Annotated[tuple[str, ...], _PROGRAM]
-    """The program and its arguments, started where the run was. In these, {model} is the directory of the checkpoint's model in
-    the Hugging Face format, {step} the step, {run_directory} the run's, {output} an empty directory for the program's files;
-    with `serve`, {port} and {url} are those of the server, http://127.0.0.1:PORT/v1."""
+    """The program and its arguments, started in the run's working directory. Placeholders: {model} is the directory of the
+    checkpoint's model in the Hugging Face format, {step} the step, {run_directory} the run's, {output} an empty directory for
+    the program's files. With `serve`, {port} and {url} are those of the server, http://127.0.0.1:PORT/v1."""
     every_n_checkpoints: Positive = 1
     """Measure every n-th checkpoint, and the last."""
     serve: bool = False
@@ -33,16 +33,16 @@ class CheckpointEvaluationConfig:
     """Names of further environment variables of the run that the program gets. It always gets those that programs need, such as
     PATH, HOME and LANG. The server gets all variables of the run."""
     result_file: Text | None = None
-    """The file into which the program writes its figures: JSON below {output}, as a path from there or a pattern such as
-    "**/results_*.json", of which the newest file counts. None is its standard output, of which the last line that is a JSON
-    object counts."""
+    """The file into which the program writes its metrics as JSON: a path below {output}, or a pattern such as
+    "**/results_*.json", of which the newest file counts. None is its standard output, of which the last line with a JSON object
+    counts."""
     result_key: Text | None = None
-    """The key of that JSON object below which the figures are, such as "results", or "scores.0" for the first of the list
-    scores. Names of nested objects are joined by "/"; what is no number is passed over."""
+    """The key of that JSON object which holds the metrics, such as "results", or "scores.0" for the first of the list scores.
+    Names of nested objects are joined by "/"; values that are no numbers are ignored."""
     timeout_s: Seconds = 3600.0
     """Most seconds for one checkpoint, the start of the server included; then all that was started is killed."""
     wait: bool = False
     """Wait for the figures before the next step, in place of training meanwhile."""
     max_waiting: Count = 2
-    """How many checkpoints may wait while another one is measured, each with its model on the disk; a further one is not
-    measured, and a note says so, unless it is the run's last."""
+    """Most checkpoints that wait while another one is evaluated, each with its model on disk. A further one is not evaluated,
+    with a note, unless it is the run's last."""

@@ -95,12 +95,12 @@ class DataConfig:
     on_overlap: Literal["note", "error"] = "note"
     """Handling of held-out prompts that are trained on too: report their number, or end the run before it begins."""
     zero_variance_weight: Annotated[float, above_at_most(0, 1, "1.0 takes all prompts as often.")] = 1.0
-    """How often a prompt is taken whose last samples all had the same reward, as where all of them solved it or none, from
-    which a comparison within its group learns nothing: as a share of how often other prompts are. 1.0 is as often."""
+    """How often a prompt is sampled whose last samples all had the same reward, as a share of the rate of other prompts. A
+    comparison within such a group learns nothing. 1.0 is as often as others."""
 
     curriculum_threshold: Annotated[float, above_at_most(0, 1, "It is a share of solved samples.")] | None = None
-    """Rows with the lowest `level` come first, and those of the next level too once this share of the samples of the present
-    level is solved, as the mean over its last `level_window` groups. Rows without a level always come. None: all rows come."""
+    """The share of solved samples that unlocks the next `level`: the mean over the present level's last `level_window` groups.
+    Rows with the lowest level come first. Rows without a level always come. None: all rows come."""
     level_window: Positive | None = None
     """Groups of the present level that curriculum_threshold looks at. None: 64."""
 

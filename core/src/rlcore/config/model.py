@@ -56,8 +56,8 @@ class ModelConfig:
 
 @frozen(kw_only=True)
 class ReferenceConfig:
-    """`[reference]`: the frozen model that an algorithm compares the policy with, where it is not the policy's beginning: a
-    teacher, say, or the model that earlier training began with. It has the policy's tokenizer, and any size."""
+    """`[reference]`: the frozen reference model; the default is the policy's initial weights. It may be a teacher, or the
+    initial model of earlier training. It has the policy's tokenizer, and any size."""
 
     path: Annotated[str, not_empty("Give a local Hugging Face directory or a name on the Hub."), KNOWN_HOME]
     """A local Hugging Face directory, or a name on the Hub. It computes in model.dtype."""
@@ -73,13 +73,12 @@ Offload: TypeAlias = Literal["none", "state", "all"]
 
 @frozen(kw_only=True)
 class CriticConfig:
-    """`[critic]`: the model beside the policy that an algorithm with a critic trains to tell what will be earned. It has the
-    same trainer, layout and schedule, in the same processes and on the same devices; all of its weights train, with or without
-    a [lora]. Keys that are left out are those of [optimizer]."""
+    """`[critic]`: the value model of actor-critic algorithms, which predicts returns. It uses the policy's trainer, layout,
+    schedule, processes and devices. All of its weights train, with or without [lora]. Keys default to those of [optimizer]."""
 
     path: Annotated[str, not_empty("Leave the key out for the policy's own model."), KNOWN_HOME] | None = None
     """A local Hugging Face directory, or a name on the Hub, of any size and with the policy's tokenizer; None is model.path.
-    Values begin at 0, or with the head of values that the directory holds, as a reward model's does."""
+    Values begin at 0, or with the value head in the directory, such as a reward model's."""
     revision: str | None = None
     """Branch, tag or commit on the Hub; with `path` alone."""
     learning_rate: Annotated[float, above(0)] | None = None

@@ -88,10 +88,9 @@ class RolloutConfig:
     top_p: TopP = 1.0
     """Sample from the smallest set of tokens whose probability reaches this; 1.0 is all."""
     accept_truncation_bias: bool = False
-    """Normalise the trainer's probabilities over all tokens although `top_k` or `top_p` cuts the distribution that is sampled
-    from. An algorithm that compares the generator's probabilities with them then compares two distributions, which biases its
-    ratios and importance weights; how far the two disagree cannot be measured. With false the generator says which tokens it
-    had kept, and the trainer normalises over these."""
+    """True: normalise the trainer's probabilities over all tokens, although `top_k` or `top_p` truncates the distribution of
+    the samples. An algorithm that compares the two has biased ratios and importance weights, and the mismatch cannot be
+    measured. False: the generator reports which tokens it kept, and the trainer normalises over these."""
     stop_strings: Annotated[tuple[str, ...], EACH_ONCE] = ()
     """Texts that end a response, besides the tokenizer's end-of-sequence token."""
     stop_token_ids: tuple[Count, ...] | None = None
@@ -100,10 +99,10 @@ class RolloutConfig:
     max_turns: Positive = 1
     """Most turns of an episode."""
     history: Literal["refuse", "keep_sampled", "segment"] = "refuse"
-    """Handling of a chat of several turns whose template would change earlier tokens, as some take out earlier thoughts.
-    "refuse" is an error. "keep_sampled" keeps everything as the policy saw it, and takes from the template only what it puts
-    behind the turn. "segment", with agents and with chats to learn alone, begins another sequence, with the chat as the
-    template writes it now."""
+    """Handling of a chat of several turns whose template would change earlier tokens, as some remove earlier thoughts.
+    "refuse": an error. "keep_sampled": keep all tokens as the policy saw them, and append only the template's text after the
+    turn. "segment", with agents and with chats to learn: begin another sequence with the chat as the template now renders
+    it."""
     max_turn_tokens: Positive | None = None
     """Most tokens of one turn of the policy; None is whatever `max_response_tokens` leaves. An episode goes on after a
     turn that this cut off."""
@@ -114,10 +113,9 @@ class RolloutConfig:
     """How the policy writes calls of tools: "hermes" (Hermes, Qwen2.5, Qwen3), "llama3_json" (Llama 3.1 and 3.2), "openai"
     (gpt-oss), or a parser of the generator's, such as "qwen3_coder". "auto" takes the first that the chat template shows."""
     dynamic_sampling: bool | None = None
-    """Replace a group whose rewards are all equal, but for masked samples, from which a comparison within groups learns
-    nothing, by the next prompt's (dynamic sampling, arXiv:2503.14476). None is true with an algorithm that is meant for it,
-    else false. Where the algorithm compares turns, or the parts of rewards, all of those are equal in such a group. With an
-    algorithm that reads no rewards, or environments that give none, true is refused."""
+    """Replace a group whose rewards are all equal, masked samples aside, by the next prompt's (dynamic sampling,
+    arXiv:2503.14476). Such a group teaches nothing. If the algorithm compares turns or parts of rewards, all of those are equal
+    in it. None is true for algorithms that are meant for it, else false. True is refused without rewards."""
     max_refill_ratio: Annotated[float, above(0)] = 4.0
     """With it, the most groups that may be replaced from one step to the next, in relation to training.prompts_per_step times
     1 + async.max_staleness; beyond it the run ends."""
@@ -129,15 +127,15 @@ class RolloutConfig:
     environment_concurrency: Positive | None = None
     """Most calls of the environment at once; None is as many as it can work on, at most 256."""
     episode_timeout_s: Seconds | None = None
-    """Most seconds for an episode, from when the step's samples are first asked for, so that waiting for other samples counts.
-    One that takes longer is masked, and counted as `environment/timed_out` and `environment/failed`; None is no bound."""
+    """Most seconds for an episode, from the first request for the step's samples, so waiting for other samples counts. A slower
+    one is masked, and counted as `environment/timed_out` and `environment/failed`. None is no bound."""
     on_environment_error: Literal["error", "mask"] = "error"
-    """End the run, or mask the sample out of the training step and count it as `environment/failed`; in an evaluation it is not
-    solved, and counted as `eval/failed`."""
+    """"error": end the run. "mask": mask the sample out of the training step and count it as `environment/failed`; in an
+    evaluation it counts as unsolved and as `eval/failed`."""
     max_failed_fraction: Share = 0.5
-    """With "mask" or `episode_timeout_s`, the largest share of samples that may have failed; above it the run ends and says
-    why. It is of the samples of an evaluation or of a step, and where steps overlap of all steps that are under way at once.
-    The failures of a group that is replaced count until its step is trained on, among its samples."""
+    """With "mask" or `episode_timeout_s`, the largest share of failed samples; above it the run ends with the reason. It is a
+    share of an evaluation's or a step's samples; if steps overlap, of all steps in progress. Failures of a replaced group count
+    until its step is trained on."""
 
     @property
     def truncates(self) -> bool:
@@ -180,9 +178,9 @@ class RefitConfig:
     """The name of a channel that `rlcore plugins` lists. "auto" takes the cheapest that trainer and generator both have where
     they run."""
     adapters: Literal["auto", "merged", "unmerged"] = "auto"
-    """How the adapters of [lora] travel. "merged": in the whole model's weights, each time. "unmerged": without these, which
-    the generator keeps; its first refit, and each after it slept or was started anew, brings the weights too. "auto" is
-    "unmerged" where trainer and generator both can."""
+    """What a refit sends with [lora]. "merged": the whole model's weights with the adapters in them. "unmerged": only the
+    adapters; the generator's first refit, and each after a sleep or restart, also sends the base weights. "auto" is "unmerged"
+    where trainer and generator both can."""
     max_bucket_mib: Positive = 256
     """Most MiB that travel at once."""
     delta: Literal["off", "device", "host"] = "off"
@@ -248,8 +246,8 @@ class CheckpointConfig:
     """Write into what is exported README.md, a model card: the base model, data sets, this recipe, versions, the final figures
     and the pictures that sinks drew at the end of the run. Needs `rlcore[hub]`."""
     push_to_hub: Repository | None = None
-    """Upload what is exported to this repository of the Hub, "user/name", once the run is complete; one that is not there is
-    made, and private. Needs `rlcore[hub]` and a token. The model card tells the recipe as it is, with its paths."""
+    """Upload the export to this repository of the Hub, "user/name", once the run is complete. A new repository is private.
+    Needs `rlcore[hub]` and a token. The model card shows the recipe as it is, with its paths."""
 
 
 @frozen(kw_only=True)

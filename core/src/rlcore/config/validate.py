@@ -59,7 +59,7 @@ def value_at(recipe: Recipe, key: str) -> Any:
 
 
 def find_problems(recipe: Recipe, broken: Sequence[str] = ()) -> list[Problem]:
-    """Every rule that the recipe breaks. Rules that read a key in `broken`, or below one, are left out."""
+    """Find every rule that the recipe breaks. Rules that read a key in `broken`, or below one, are left out."""
     return [problem for rule in RULES if not rule.reads_any(broken) for problem in rule.check(recipe)]
 
 

@@ -56,14 +56,14 @@ RecordT = TypeVar("RecordT")
 
 
 def check_record(value: object, expected: type[RecordT]) -> RecordT:
-    """`value`, which must be a record of exactly this class; None never is."""
+    """Return the value; ContractError unless it is a record of this class."""
     if not isinstance(value, expected):
         raise ContractError(f"found {_described(value)}; expected {_article(expected.__name__)}")
     return value
 
 
 def check_int(name: str, value: object, *, at_least: int) -> int:
-    """A Python int, booleans excluded."""
+    """Return the value; ContractError unless it is a Python int of at least this size. A bool is refused."""
     if type(value) is not int:
         raise ContractError(f"{name}: found {_described(value)}; expected an int")
     if value < at_least:
@@ -72,7 +72,7 @@ def check_int(name: str, value: object, *, at_least: int) -> int:
 
 
 def check_number(name: str, value: object) -> float:
-    """A finite Python number, booleans excluded; a tensor or array is none."""
+    """Return the value as a float; an error unless it is a finite int or float. A bool, a tensor or an array is refused."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ContractError(f"{name}: found {_described(value)}; expected a float")
     if not math.isfinite(value):
@@ -81,7 +81,7 @@ def check_number(name: str, value: object) -> float:
 
 
 def check_metrics(name: str, values: object) -> None:
-    """A mapping from names to finite numbers."""
+    """Raise unless the values are a mapping from names to finite numbers."""
     if not isinstance(values, Mapping):
         raise ContractError(f"{name}: found {_described(values)}; expected a mapping")
     for key, value in values.items():
@@ -91,7 +91,7 @@ def check_metrics(name: str, values: object) -> None:
 
 
 def check_own_names(name: str, values: Iterable[str]) -> None:
-    """No metric of a plugin takes the place of one that the loop writes itself."""
+    """Raise if a plugin's metric has the name of one that the loop writes itself."""
     for key in values:
         if key in OWN_METRICS or key.startswith(OWN_PREFIXES):
             raise ContractError(f"{name}: found {key!r}, which the loop writes itself; expected another name")
@@ -106,7 +106,8 @@ def check_token_arrays(
     upper: float = math.inf,
     has_firsts: bool = False,
 ) -> tuple[Float32Array, ...]:
-    """One float32 [T] a microbatch, finite, within the bounds; 0.0 at the first token of each sequence unless `has_firsts`."""
+    """Return the arrays; an error unless each microbatch has one: float32 [T], finite, within the bounds, and 0.0 at the first
+    token of each sequence unless `has_firsts`."""
     if not isinstance(arrays, tuple):
         raise ContractError(f"{name}: found {_described(arrays)}; expected a tuple of arrays")
     if len(arrays) != len(microbatches):
@@ -164,15 +165,15 @@ def check_specs(export: WeightExport) -> None:
 
 
 def checked_export(export: WeightExport, owner: str, max_bucket_bytes: int) -> WeightExport:
-    """An export whose buckets raise ContractError where they do not bring exactly the specs of `export`, in their order; of a
-    sharded one, where they bring anything."""
+    """Wrap an export: its buckets raise ContractError unless they bring exactly its specs, in their order. Those of a sharded
+    export must bring nothing."""
     if export.shards is not None:
         return evolve(export, buckets=_no_buckets(export, owner))
     return evolve(export, buckets=_checked_buckets(export, owner, max_bucket_bytes))
 
 
 def recorded_export(export: WeightExport, digests: dict[str, int]) -> WeightExport:
-    """An export that writes the digest of each tensor that is taken from it into `digests`."""
+    """Wrap an export: it writes the digest of each tensor that is read from it into `digests`."""
     return evolve(export, buckets=_recorded_buckets(export.buckets, digests))
 
 
@@ -207,8 +208,7 @@ def _checked_buckets(export: WeightExport, owner: str, max_bucket_bytes: int) ->
 
 
 def _taken(export: WeightExport, owner: str) -> Iterator[WeightBucket]:
-    """The export's buckets as they are. What raises under way is the trainer's error: it is the generator's refit that asks for
-    them, and would be named for it."""
+    """Yield the export's buckets, and attribute their errors to the trainer: the generator's refit reads them."""
     buckets = iter(export.buckets)
     while True:
         with attributed("raised in export_weights of", owner):
@@ -246,7 +246,7 @@ def _checked_spec(owner: str, tensor: object, specs: tuple[TensorSpec, ...], pos
 
 
 def _check_tensor(owner: str, tensor: NamedTensor, spec: TensorSpec) -> None:
-    """Shape and dtype, read from whatever array type it is; the digest's range."""
+    """Raise unless shape and dtype, of any array type, equal the spec's and the digest is in range."""
     shape, dtype = getattr(tensor.tensor, "shape", None), getattr(tensor.tensor, "dtype", None)
     if tensor.tensor is None:
         found = "as None; expected a tensor"

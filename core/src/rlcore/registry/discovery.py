@@ -16,7 +16,7 @@ from rlcore.installed import (
     matching,
     unreadable_metadata,
 )
-from rlcore.registry.entries import AnyEntry, ChannelEntry, DataSourceEntry, DescribedEntry, Installed, quietly
+from rlcore.registry.entries import AnyEntry, ChannelEntry, DataSourceEntry, DescribedEntry, InstalledPlugin, quietly
 from rlcore.registry.plugin_errors import fault_of, in_time, listing_error
 from rlcore.registry.provider_checks import observer_config, observer_error, provider_problems
 from rlcore.registry.states import named_state, states_of
@@ -44,7 +44,7 @@ class Entry(DescribedEntry):
 
 
 @frozen(kw_only=True, eq=False)
-class ObserverEntry(Installed):
+class ObserverEntry(InstalledPlugin):
     """One installed observer."""
 
     role: str = "observer"
@@ -132,7 +132,7 @@ class _DisableList:
     specs: tuple[str, ...]
     matched: set[str] = field(factory=set)
 
-    def covers(self, entry: Installed) -> bool:
+    def covers(self, entry: InstalledPlugin) -> bool:
         """Return whether a plugin is disabled, and remember which specs named one."""
         hits = matching(self.specs, entry.role, entry.name, entry.distribution)
         self.matched.update(hits)
@@ -189,7 +189,7 @@ def _matched_before_recipes(installed: EntryPoints, disable: Sequence[str]) -> s
     disabled = _disable_list(disable)
     for kind in (*FUNCTION_KINDS, "collector", "command", "loop_observer", "tokenizer", "renderer"):
         for entry_point in installed.select(group=group_of(kind)):
-            disabled.covers(_named(Installed, entry_point, kind))
+            disabled.covers(_named(InstalledPlugin, entry_point, kind))
     return disabled.matched
 
 
@@ -200,10 +200,10 @@ def load_group(entry: type[AnyEntry], kind: str, disabled: _DisableList | None =
     return tuple(_loaded(_named(entry, point, kind), point, disabled) for point in _points(kind, **selected))
 
 
-def named_entries(kind: str) -> tuple[Installed, ...]:
+def named_entries(kind: str) -> tuple[InstalledPlugin, ...]:
     """Return the entry points of a kind, of which nothing is imported. No setting disables families of models."""
     disabled = _DisableList(()) if kind == "architecture" else _disable_list(())
-    named = (_named(Installed, point, kind) for point in _points(kind))
+    named = (_named(InstalledPlugin, point, kind) for point in _points(kind))
     return tuple(evolve(entry, disabled=disabled.covers(entry)) for entry in named)
 
 

@@ -21,7 +21,7 @@ _LATE_PROBES: list[tuple[object, str]] = []
 
 
 @frozen(kw_only=True, eq=False)
-class Installed:
+class InstalledPlugin:
     """An installed entry point of any role."""
 
     is_of_recipes: ClassVar[bool] = True
@@ -59,11 +59,11 @@ class Installed:
         return None
 
 
-AnyEntry = TypeVar("AnyEntry", bound=Installed)
+AnyEntry = TypeVar("AnyEntry", bound=InstalledPlugin)
 
 
 @frozen(kw_only=True, eq=False)
-class DescribedEntry(Installed):
+class DescribedEntry(InstalledPlugin):
     """An installed description with a name and a version of the SPI."""
 
     described_by: ClassVar[type]

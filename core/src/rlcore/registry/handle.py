@@ -28,7 +28,7 @@ from attrs import define
 from rlcore.registry.checks import check_int, check_record
 from rlcore.registry.discovery import Entry
 from rlcore.registry.hooks import CallRecord
-from rlcore.registry.plugin_errors import blame, described, exit_error, is_ordered
+from rlcore.registry.plugin_errors import described, exit_error, is_fatal_to_process, set_error_owner
 from rlcore.spi import capabilities
 from rlcore.spi.errors import ContractError, RlcoreError
 from rlcore.spi.lifecycle import (
@@ -183,7 +183,7 @@ class BackendHandle:
             if record.answered:
                 self._accept(label, hook, record.result, expected, check)
             self._failed(hook, error)
-            if isinstance(error, SystemExit) and not is_ordered(error):
+            if isinstance(error, SystemExit) and not is_fatal_to_process(error):
                 raise exit_error(f"{record.culprit or label}: {hook}", error) from error
             raise
         result = self._accept(label, hook, record.result, expected, check)
@@ -208,7 +208,7 @@ class BackendHandle:
         """Note on an error who raised it, and whether the backend can be used after it."""
         record, label = self._record, self.entry.label
         if record.culprit is not None:
-            blame(error, record.culprit)
+            set_error_owner(error, record.culprit)
         if record.culprit is None:
             error.add_note(f"raised in {hook} of {label}")
             is_harmless = self._harmless(hook, record.error or error)

@@ -1,10 +1,9 @@
-"""Hooks of backends and observers: their exact signatures, and what the backend itself came to inside its observers.
+"""Check hook signatures, and record a backend's own result inside its observers.
 
-pluggy accepts hooks that are missing, asynchronous, or that drop arguments, and then answers None or fails at the call. So each
-is measured by the interface's before any is called.
+pluggy accepts hooks that are missing or asynchronous, or that drop arguments. It then returns None or fails at the call. So the
+core compares each signature with the interface's before any call.
 
-Whether a backend can be used after an error depends on who raised it: an observer's error leaves the backend as its own answer
-said, and an error of its own may not. So the backend's outcome is kept apart from the observers'.
+A backend stays usable after an observer's error, and may not after its own. So its result is recorded apart from theirs.
 """
 
 import inspect
@@ -185,7 +184,7 @@ def recorded(method: Hook, record: CallRecord) -> Hook:
 
 
 def guarded(observer: str, name: str, wrapper: Hook, record: CallRecord) -> Hook:
-    """An observer's hook that names the observer for what it does wrong; `observer` is how messages call it."""
+    """Wrap an observer's hook and attribute its errors to it; `observer` is its name in messages."""
 
     def malformed(found: str) -> PluginError:
         record.culprit = observer

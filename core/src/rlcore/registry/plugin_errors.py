@@ -1,4 +1,4 @@
-"""Errors of plugins: whose one is, what ends a process where a plugin should have returned, and a list of what is wrong."""
+"""Attribute errors to plugins, and tell them from errors with which an execution ends the process."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,12 +12,12 @@ from rlcore.time_limit import FalseInterruptError, LateError, loading
 
 
 def listing_error(headline: str, problems: Iterable[str]) -> PluginError:
-    """A PluginError with a line for each problem."""
+    """Return a PluginError with a line for each problem."""
     return PluginError("\n  - ".join([f"{headline}:", *problems]))
 
 
 def exit_error(where: str, error: SystemExit) -> PluginError:
-    """The error in place of a plugin's SystemExit, which no one would report: its code may even be that of success."""
+    """Return an error to raise instead of a plugin's SystemExit, whose code may even report success."""
     places = [f" in {frame.f_globals.get('__name__', '?')}, line {line}" for frame, line in walk_tb(error.__traceback__)]
     found = f"SystemExit({error.code!r}){places[-1] if places else ''}, which ends the process"
     return PluginError(f"{where}: found {found}; expected a return, or an error raised")
@@ -29,19 +29,21 @@ Check: TypeAlias = Callable[[BaseException], bool]
 _ENDS_PROCESS: set[Check] = set()
 
 
-def add_ending(ends_process: Check) -> None:
-    """Have an execution say by which errors it ends this process, at any line of code: no plugin is to blame for them."""
+def register_fatal_error(ends_process: Check) -> None:
+    """Register a check for errors with which an execution ends this process, at any line of code. No plugin owns them."""
     _ENDS_PROCESS.add(ends_process)
 
 
-def is_ordered(error: BaseException) -> bool:
-    """Return whether the execution ends this process by an error."""
+def is_fatal_to_process(error: BaseException) -> bool:
+    """Return whether the execution ends this process with this error."""
     return any(ends_process(error) for ends_process in _ENDS_PROCESS)
 
 
 def is_outside(error: BaseException) -> bool:
-    """Return whether an error comes from outside of the running code: from Ctrl-C, or from the execution ending the process."""
-    return issubclass(type(error), KeyboardInterrupt) or is_ordered(error)  # isinstance asks the error for its __class__
+    """Return whether an error comes from outside the running code: from Ctrl-C, or from the execution ending the process."""
+    return issubclass(type(error), KeyboardInterrupt) or is_fatal_to_process(
+        error
+    )  # isinstance asks the error for its __class__
 
 
 def message_of(error: BaseException) -> str:
@@ -59,7 +61,7 @@ def message_of(error: BaseException) -> str:
 
 
 def fault_of(error: BaseException) -> str:
-    """Return the class and message of an error of a plugin's. One that comes from outside is raised."""
+    """Return the class and message of a plugin's error. Raise an error that comes from outside."""
     if is_outside(error):
         raise error
     return described(error)
@@ -71,24 +73,24 @@ def described(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message; the name of its class where it has none."""
+    """Return the first line of an error's message; the name of its class if it has none."""
     return message_of(error).partition("\n")[0] or class_name(error)
 
 
-def blame(error: BaseException, owner: str) -> None:
-    """Keep with an error, also on its way from a worker, that it is the own one of what messages call `owner`."""
+def set_error_owner(error: BaseException, owner: str) -> None:
+    """Set the plugin that raised an error, by its name in messages; the error keeps it on its way from a worker."""
     error.rlcore_owner = owner  # type: ignore[attr-defined]
 
 
 def owner_of(error: BaseException) -> str | None:
-    """Whose own error it is, where that is known."""
+    """Return the plugin that raised an error; None where it is unknown."""
     return getattr(error, "rlcore_owner", None)
 
 
 @contextmanager
 def in_time(what: str, times: float = 1.0) -> Iterator[None]:
-    """Limits what a plugin is asked before a run, or has to build, as loading it is: PluginError names what is late, or raises
-    KeyboardInterrupt by itself."""
+    """Limit the time of a plugin's call before a run, as loading it is limited. PluginError names the late call, or one that
+    raises KeyboardInterrupt by itself."""
     try:
         with loading(what, times):
             yield
@@ -98,8 +100,8 @@ def in_time(what: str, times: float = 1.0) -> Iterator[None]:
 
 @contextmanager
 def attributed(what: str, owner: str) -> Iterator[None]:
-    """Calls into a plugin outside its hooks: what they raise passes through as the own error of `owner`, as messages call it,
-    with a note of what it was doing, such as "raised in build_batch of"; but for what ends the process."""
+    """Attribute errors of a call outside the hooks to `owner`, the plugin's name in messages. A note says what it was doing,
+    such as "raised in build_batch of". Errors that end the process pass unchanged."""
     try:
         yield
     except BaseException as error:  # a panic in a native library is no Exception
@@ -108,5 +110,5 @@ def attributed(what: str, owner: str) -> Iterator[None]:
         if isinstance(error, SystemExit):
             raise exit_error(f"{what} {owner}", error) from error
         error.add_note(f"{what} {owner}")
-        blame(error, owner)
+        set_error_owner(error, owner)
         raise

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from rlcore.registry.discovery import Entry
 from rlcore.registry.hooks import arguments_problem
-from rlcore.registry.plugin_errors import SLOW, attributed, blame, fault_of, in_time
+from rlcore.registry.plugin_errors import SLOW, attributed, fault_of, in_time, set_error_owner
 from rlcore.spi.context import CheckContext, ModelSpec
 from rlcore.spi.environment import ParseToolCalls
 from rlcore.spi.errors import Note, PluginError, Problem
@@ -110,7 +110,7 @@ def _called(entry: Entry, name: str, function: Callable[..., Any], *arguments: o
 def _own_error(entry: Entry, what: str) -> PluginError:
     """Return an error of a plugin's, which whoever asked it is not to blame for."""
     error = PluginError(f"{entry.label}: {what}")
-    blame(error, entry.label)
+    set_error_owner(error, entry.label)
     return error
 
 

@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 from rlcore.installed import DISABLE_VARIABLE
 from rlcore.published_plugins import how_to_install, published, remedy_for
 from rlcore.registry.discovery import load_group, load_object
-from rlcore.registry.entries import DescribedEntry, Installed
+from rlcore.registry.entries import DescribedEntry, InstalledPlugin
 from rlcore.registry.plugin_errors import SLOW, attributed, in_time, listing_error
 from rlcore.registry.states import PluginState, named_state, states_of
 from rlcore.schema.problem import Note, Problem
@@ -149,7 +149,7 @@ def text_backend(role: Literal["tokenizer", "renderer"]) -> Any:
 
 
 @frozen(kw_only=True, eq=False)
-class FunctionEntry(Installed):
+class FunctionEntry(InstalledPlugin):
     """One installed function."""
 
     is_of_recipes: ClassVar[bool] = False

@@ -37,7 +37,7 @@ class ExpectedSamples:
         )
 
     def select(self, samples: Int64Array) -> "ExpectedSamples":
-        """Some of them, int64 [M]."""
+        """Select samples by their numbers, int64 [M]."""
         return evolve(self, prompt_lengths=self.prompt_lengths[samples], max_tokens=self.max_tokens[samples])
 
 

@@ -9,7 +9,7 @@ from rlcore.gpu import Device
 from rlcore.installed import distribution_of, installed_entry_points
 from rlcore.published_plugins import first_published, how_to_install, pip_line, published
 from rlcore.registry.discovery import Entry, Registry, load_entry
-from rlcore.registry.entries import Installed
+from rlcore.registry.entries import InstalledPlugin
 from rlcore.registry.plugin_errors import listing_error
 from rlcore.registry.run_parts import collector
 from rlcore.registry.states import PluginState, named_state, states_of
@@ -113,7 +113,7 @@ def auto_error(registry: Registry, role: Role, device: Device) -> str | None:
     return None
 
 
-def require_named(key: str, name: str, entries: Sequence[Installed]) -> None:
+def require_named(key: str, name: str, entries: Sequence[InstalledPlugin]) -> None:
     """PluginError where the recipe's key names something that is not installed, or cannot be used."""
     states = states_of(entries)
     state = named_state(states, name)

@@ -8,10 +8,10 @@ from attrs import evolve, field, frozen
 from rlcore.schema.printable import printable
 
 if TYPE_CHECKING:
-    from rlcore.registry.entries import Installed
+    from rlcore.registry.entries import InstalledPlugin
 
 MAX_REASON_CHARACTERS = 2000
-InstalledT = TypeVar("InstalledT", bound="Installed")
+InstalledT = TypeVar("InstalledT", bound="InstalledPlugin")
 Kind: TypeAlias = Literal["usable", "disabled", "not usable", "of another interface", "a duplicate name"]
 """The words for a plugin's state in `rlcore plugins`, in checks and in errors."""
 
@@ -94,7 +94,7 @@ def _state(entry: InstalledT) -> PluginState[InstalledT]:
     )
 
 
-def _duplicate(entries: Sequence["Installed"]) -> str:
+def _duplicate(entries: Sequence["InstalledPlugin"]) -> str:
     """Return the owners of plugins that share a name, and the setting that keeps one of them."""
     # The hint keeps rlcore's own plugin where a third party has taken its name.
     owners = sorted({entry.distribution for entry in entries}, key=lambda owner: (not owner.startswith("rlcore"), owner))

@@ -59,7 +59,7 @@ class TrainerHandle(BackendHandle):
         self._has_policy = has_policy
 
     def train_step(self, request: TrainStepRequest) -> TrainStepResult:
-        """One optimizer step. NonFiniteError where the loss, a gradient or a metric is NaN or infinite, BoundError where a
+        """Make one optimizer step. NonFiniteError where the loss, a gradient or a metric is NaN or infinite, BoundError where a
         metric exceeds its bound."""
         self._require_legal("train_step", request, TrainStepRequest)
         self._require_batches("train_step", request.microbatches, request.temperature, request.weight_version)

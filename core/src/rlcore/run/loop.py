@@ -63,7 +63,7 @@ class Loop:
                 self._end_step(position.unlogged)
             self._between_steps()
         for observer in self.observers:
-            observer.ends()
+            observer.on_last_step()
 
     def save(self, *, prune: bool = True) -> None:
         """Save a checkpoint of the present position."""
@@ -77,7 +77,7 @@ class Loop:
         """Do what a run that ended here had left undone."""
         position = self.position
         for observer in self.observers:
-            observer.begins(position.step)
+            observer.on_start(position.step)
         position.algorithm_state = self.algorithm.save_state()
         if position.step == 0 and (figures := self._measure()):
             self._log(figures)
@@ -123,7 +123,7 @@ class Loop:
         metrics = sample_metrics(step.scored) | figures | throughput_metrics(step.scored, times["time/total_s"])
         metrics |= self.weights.take_metrics()
         for observer in self.observers:
-            metrics |= observer.trained(step)
+            metrics |= observer.on_step_trained(step)
         return metrics | times
 
     def _end_step(self, metrics: dict[str, float]) -> None:
@@ -140,17 +140,17 @@ class Loop:
         """The figures of the present weights that are due, such as those on held-out rows."""
         figures: dict[str, float] = {}
         for observer in self.observers:
-            figures |= observer.measure(self.position.step, self.position.weight_version)
+            figures |= observer.on_measure(self.position.step, self.position.weight_version)
         return figures
 
     def _log(self, metrics: dict[str, float]) -> None:
         for observer in self.observers:
-            observer.log(self.position.step, metrics)
+            observer.on_log(self.position.step, metrics)
 
     def _checkpoint_saved(self) -> None:
         with self.guard.deferred():
             for observer in self.observers:
-                observer.checkpoint_saved(self.position.step, self._export)
+                observer.on_checkpoint_saved(self.position.step, self._export)
 
     def _export(self, directory: Path) -> Path:
         self.weights.make_room_to_save()
@@ -159,4 +159,4 @@ class Loop:
 
     def _between_steps(self) -> None:
         for observer in self.observers:
-            observer.between_steps()
+            observer.on_idle()

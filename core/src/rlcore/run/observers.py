@@ -44,6 +44,6 @@ def installed_observers(run: ObservedRun) -> Iterator[Sequence[LoopObserver]]:
             observer = entry.call("observer", run)
             if not isinstance(observer, LoopObserver):
                 raise PluginError(f"{entry.label} returned a {type(observer).__name__}; expected a LoopObserver")
-            stack.callback(observer.close)
+            stack.callback(observer.on_close)
             observers.append(observer)
         yield observers

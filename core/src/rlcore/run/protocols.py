@@ -110,19 +110,19 @@ class Saver(Protocol):
 
 
 def always() -> bool:
-    """Go on whatever happens: for what no signal shortens."""
+    """Return True: nothing interrupts the work."""
     return True
 
 
 class Source(ABC):
-    """Brings the samples of each step."""
+    """Provides the samples of each step."""
 
     generates: ClassVar[bool] = False
     """True where the generator makes the samples, so that it needs the new weights after each step."""
 
     @abstractmethod
     def sample(self, step: int, weight_version: int, may_go_on: Callable[[], bool] = always) -> spi.RolloutBatch | None:
-        """The samples of step `step`, counted from 1; None where `may_go_on` turned False before they were there."""
+        """Return the samples of step `step`, counted from 1; None where `may_go_on` turned False before they were complete."""
 
     @contextmanager
     def interruptible(self, guard: InterruptGuard) -> Iterator[Callable[[], bool]]:  # noqa: ARG002 - a signal ends it at once
@@ -136,15 +136,15 @@ class Source(ABC):
         """The last samples were trained on."""
 
     def pause(self) -> None:  # noqa: B027 - only what overlaps with training goes on by itself
-        """Stop what generates in the background, until the next samples are wanted. Raises what it raised."""
+        """Stop generating in the background until the next `sample`. Raises an error of the background's."""
 
     @property
     def has_failed(self) -> bool:
-        """Return whether something has that the next `sample` raises: the generator's weights may count no longer."""
+        """Return whether the next `sample` raises an error: the generator's weights may be invalid."""
         return False
 
     def generating_s(self) -> float | None:
-        """Seconds since `sample` was called in which samples were generated; None where that is not known, or nothing is."""
+        """Return the seconds of generation since the last `sample`; None where they are unknown or nothing generates."""
         return None
 
     @contextmanager
@@ -153,14 +153,14 @@ class Source(ABC):
         yield
 
     def make_way(self) -> None:  # noqa: B027 - likewise
-        """The weights are about to change: pause, unless the generator takes them in flight."""
+        """Pause before the weights change, unless the generator takes them in flight."""
 
     def state(self) -> bytes | None:
-        """Return its state for a checkpoint, while it is paused; None where all follows from the step."""
+        """Return the paused source's state for a checkpoint; None where the step number determines everything."""
         return None
 
     def close(self) -> None:  # noqa: B027 - likewise
-        """End what is under way."""
+        """End all work."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -179,43 +179,43 @@ class TrainedStep:
 class LoopObserver:
     """Follows a run: each method is an event of the loop, in the driver's thread. An observer overrides those that it needs.
 
-    What an event raises ends the run as an error of the loop does.
+    An error that an event raises ends the run, as an error of the loop does.
     """
 
-    def begins(self, step: int) -> None:
-        """The loop begins behind `step`, which is above 0 for a resumed run."""
+    def on_start(self, step: int) -> None:
+        """The loop starts after `step`, which is above 0 for a resumed run."""
 
-    def measure(self, step: int, weight_version: int) -> Mapping[str, float]:  # noqa: ARG002 - most measure nothing
-        """Figures of the weights after `step` that belong to the step's metrics, or none; called at 0 too."""
+    def on_measure(self, step: int, weight_version: int) -> Mapping[str, float]:  # noqa: ARG002 - most measure nothing
+        """Return metrics of the weights after `step`, for the step's line of metrics; called at 0 too."""
         return {}
 
-    def trained(self, step: TrainedStep) -> Mapping[str, float]:  # noqa: ARG002 - likewise
-        """The updates of a step are made, and the step does not count yet. Return figures of it."""
+    def on_step_trained(self, step: TrainedStep) -> Mapping[str, float]:  # noqa: ARG002 - likewise
+        """The updates of a step are made, and the step does not count yet. Return metrics of it."""
         return {}
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics of a step are complete."""
 
-    def checkpoint_saved(self, step: int, export: Callable[[Path], Path]) -> None:
+    def on_checkpoint_saved(self, step: int, export: Callable[[Path], Path]) -> None:
         """The checkpoint of `step` is on disk. A run that is resumed from it repeats the event, once or twice.
 
-        `export` writes the model in the Hugging Face format to a directory, which it returns. No interrupt ends this event."""
+        `export` writes the model to a directory in the Hugging Face format, and returns it. No interrupt ends this event."""
 
-    def between_steps(self) -> None:
-        """No step is under way: the observer may wait, which an interrupt ends."""
+    def on_idle(self) -> None:
+        """No step is running: the observer may wait; an interrupt ends the wait."""
 
-    def ends(self) -> None:
-        """The last step is done: the observer may wait, likewise."""
+    def on_last_step(self) -> None:
+        """The last step is done: the observer may wait, as in `on_idle`."""
 
-    def close(self) -> None:
-        """The loop is over, by its last step or an error: end what is under way."""
+    def on_close(self) -> None:
+        """The loop is over, by its last step or an error: end all work."""
 
-    def completes(self, summary: Mapping[str, object]) -> None:
-        """The model is exported, `summary` is in summary.json, and the sinks are closed. An error ends the run, and a run that
-        is resumed repeats the event."""
+    def on_export(self, summary: Mapping[str, object]) -> None:
+        """The model is exported, `summary` is in summary.json, and the sinks are closed. After an error a resumed run repeats
+        the event."""
 
-    def completed(self, summary: Mapping[str, object]) -> None:
-        """The run is complete, whatever becomes of this."""
+    def on_complete(self, summary: Mapping[str, object]) -> None:
+        """The run is complete, and stays so after an error of this event."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -224,29 +224,29 @@ class MetricsTo(LoopObserver):
 
     write: Callable[[int, Mapping[str, float]], None]
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
         """See LoopObserver."""
         self.write(step, metrics)
 
 
 def nothing() -> None:
-    """Nothing else has to move."""
+    """Do nothing."""
 
 
 class WeightSync:
-    """The generator of a run, as the loop moves it: this class is that of a run in which nothing generates."""
+    """Moves weights and memory between trainer and generator. This base class is for runs without a generator."""
 
     def to_training(self) -> None:
         """Move trainer and generator to where the trainer can work."""
 
     def make_room_to_save(self) -> None:
-        """Bring back what of trainer or critic is away, since saving reads it."""
+        """Load trainer and critic back onto the device, since saving reads them."""
 
     def forget(self) -> None:
-        """The generator's weights count no longer, such as after an error."""
+        """Mark the generator's weights as invalid, such as after an error."""
 
     def refit(self, weight_version: int, *, before_change: Callable[[], None] = nothing) -> None:
-        """Bring the generator to these weights; `before_change` is called first where it holds others."""
+        """Bring the generator to these weights. If it holds others, call `before_change` first."""
 
     def generating(
         self,

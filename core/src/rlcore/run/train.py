@@ -94,7 +94,7 @@ def train(
             complete(observers, summary)
     progress.finished(summary)
     for observer in observers:
-        observer.completed(summary)
+        observer.on_complete(summary)
     return summary
 
 

@@ -57,7 +57,7 @@ def structure(value: object, tp: Any, path: str) -> tuple[Any, list[Problem]]:
 
 @functools.cache
 def converter() -> Converter:
-    """cattrs, which by itself turns "false" into True and 3.7 into 3, told to take nothing but what the types say."""
+    """Return a strict cattrs converter. By itself cattrs turns "false" into True and 3.7 into 3."""
     made = Converter(forbid_extra_keys=True, detailed_validation=True)
     for scalar in (bool, int, float, str, Path):
         made.register_structure_hook(scalar, _scalar)

@@ -1,4 +1,4 @@
-"""Types of configuration fields, taken apart: unions, arrays, tables, and the types inside them."""
+"""Inspect the types of configuration fields: unions, arrays, tables, and the types inside them."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ from rlcore.schema.constraints import Constraint
 
 
 def plain(tp: Any) -> Any:
-    """A type without the names and remarks around it: Annotated, NewType, `type X = ...`."""
+    """Return a type without Annotated, NewType and `type X = ...` around it."""
     while True:
         if typing.get_origin(tp) is typing.Annotated:
             tp = typing.get_args(tp)[0]
@@ -29,7 +29,7 @@ def plain(tp: Any) -> Any:
 
 
 def constraints(tp: Any) -> tuple[Constraint, ...]:
-    """The conditions that are written beside a type."""
+    """Return the constraints in a type's Annotated metadata."""
     found = typing.get_args(tp)[1:] if typing.get_origin(tp) is typing.Annotated else ()
     return tuple(condition for condition in found if isinstance(condition, Constraint))
 
@@ -38,7 +38,7 @@ MarkT = TypeVar("MarkT")
 
 
 def marks(tp: Any, kind: type[MarkT]) -> Iterator[MarkT]:
-    """Yield the remarks of a class that are written beside a type, its alternatives or its items."""
+    """Yield the Annotated metadata of a class from a type, its alternatives and its items."""
     if typing.get_origin(tp) is typing.Annotated:
         yield from (mark for mark in typing.get_args(tp)[1:] if isinstance(mark, kind))
         tp = plain(tp)

@@ -29,9 +29,9 @@ from rlcore.spi.errors import ContractError
 
 @frozen(kw_only=True, eq=False)
 class SamplingMask:
-    """The kept tokens of T tokens, by id: the distribution that each was sampled from is the softmax over these alone ("Keep
-    Sampling Mask", arXiv:2512.02556, section 3.1). Ids are exact where a threshold would not be: a trainer's logits differ
-    from the generator's by rounding, which moves tokens across it. It takes 8 bytes a token, and 4 for each that was kept."""
+    """The ids that truncated sampling kept, for each of T tokens ("Keep Sampling Mask", arXiv:2512.02556, section 3.1). Each
+    token's distribution is the softmax over its kept ids. A threshold would not be exact, since a trainer's logits differ from
+    the generator's by rounding. It takes 8 bytes a token, and 4 for each kept id."""
 
     tokens: Int32Array
     """int32 [M]: ids, each once a row, the token itself among them."""
@@ -124,13 +124,13 @@ REFERENCE_LOGPROBS = "reference_logprobs"
 ADVANTAGES = "advantages"
 """float32 [T]: advantage of the token; 0.0 where loss_mask is False."""
 VALUES = "values"
-"""float32 [T]: what the critic expects to be earned after the token, at the weights that the step began with; at every token,
-whatever loss_mask says. The value of the state in which token t was chosen is that of the token before it."""
+"""float32 [T]: the return that the critic predicts after each token, at the step's first weights, whatever loss_mask says. The
+value of the state in which token t was chosen is that of the token before it."""
 WEIGHT_VERSIONS = "weight_versions"
 """int32 [T]: version of the weights that sampled the token; -1 where the token was not generated."""
 ROUTED_EXPERTS = "routed_experts"
-"""int16 [T, L, K]: the K experts that the generator sent the token to in each of all L layers of a mixture-of-experts model; -1
-in layers without experts, and where no generator routed the token: the trainer then chooses itself."""
+"""int16 [T, L, K]: the K experts to which the generator sent each token, in each of the L layers of a mixture of experts. It is
+-1 in layers without experts, and where no generator routed the token: the trainer then chooses itself."""
 
 GROUP_IDS = "group_ids"
 """int32 [N], a sequence column: index of the prompt within the step; sequences of one group share a minibatch."""
@@ -269,7 +269,7 @@ class TokenBatch(PackedTokens):
         )
 
     def read_only(self) -> "TokenBatch":
-        """This batch with views of its arrays that nobody can write to."""
+        """Return the batch with read-only views of its arrays."""
         mask = self.sampling_mask
         return evolve(
             self,
@@ -282,7 +282,7 @@ class TokenBatch(PackedTokens):
         )
 
     def with_token_column(self, name: str, column: AnyArray) -> "TokenBatch":
-        """This batch with one more, or another, per-token column [T, ...]."""
+        """Return the batch with an added or replaced per-token column [T, ...]."""
         return evolve(self, token_columns={**self.token_columns, name: column})
 
 

@@ -27,8 +27,8 @@ STEP_LOGPROBS = "step_logprobs"
 SCHEDULE_STEP = "schedule_step"
 """TrainStepRequest.schedule_step: the learning rate is read there, and not at the number of updates made."""
 MULTI_RANK = "multi_rank"
-"""Several ranks, in processes of their own, are one trainer: what they compute from their parts of the data is what one rank
-computes from all of it. A provider that does not declare it is refused in a run of several ranks."""
+"""Several ranks, each in its own process, form one trainer. From their parts of the data they compute what one rank computes
+from all of it. A run of several ranks refuses a provider that does not declare it."""
 ROUTING_REPLAY = "routing_replay"
 """A token column ROUTED_EXPERTS decides which experts tokens go to, in train_step and in get_logprobs(model="policy")."""
 SAMPLING_MASK_REPLAY = "sampling_mask_replay"

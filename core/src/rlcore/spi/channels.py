@@ -33,7 +33,7 @@ from attrs import field, frozen
 
 from rlcore.schema.printable import plain_texts
 from rlcore.spi.errors import PluginError
-from rlcore.spi.provider import as_frozen, available, installed_in
+from rlcore.spi.provider import always_available, as_frozen, installed_in
 from rlcore.spi.weights import Delta, TensorSpec
 
 CHANNEL_GROUP = "rlcore.channels"
@@ -67,7 +67,7 @@ class ChannelProvider:
     declare `refit.NAME` have both ends themselves."""
     receiver: str | None = None
     """`package.module:Class`, a ChannelReceiver, imported where the generator's weights are; None where `sender` is."""
-    unavailable: Callable[[], str | None] = available
+    unavailable: Callable[[], str | None] = always_available
     """A reason why it cannot be used here, with its remedy, or None. Must be quick and import nothing heavy."""
 
     @property

@@ -25,8 +25,8 @@ class ClusterConfig:
     generator_gpus_per_node: Count = 0
     """With "separate", how many of gpus_per_node generate; the others train."""
     reference_gpus_per_node: Count = 0
-    """How many of gpus_per_node hold the frozen model that the algorithm compares with, a teacher for one, and nothing else; it
-    computes while the others generate and train. With 0 the trainer's ranks hold it beside the policy."""
+    """How many of gpus_per_node hold only the frozen model that the algorithm compares with, such as a teacher. It computes
+    while the others generate and train. With 0 the trainer's ranks hold it beside the policy."""
     max_restarts: Count = 3
     """How often the workers are started anew, from the newest checkpoint, after one of them died or hung."""
 

@@ -20,8 +20,8 @@ from rlcore.spi.provider import as_frozen
 COLLECTOR_GROUP = "rlcore.collectors"
 """Entry-point group of collectors, each a CollectorProvider under its name."""
 RunKind: TypeAlias = Literal["episodes", "agents", "replay"]
-"""The kind of turns that make the samples of a run: those of generator and environment, those of an environment's agents, or
-those that `rlcore train --replay-schedule` reads in a file."""
+"""The source of a run's samples: turns of generator and environment, an environment's agents, or the file of
+`rlcore train --replay-schedule`."""
 RUN_KINDS: tuple[RunKind, ...] = get_args(RunKind)
 
 

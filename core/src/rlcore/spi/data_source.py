@@ -16,9 +16,9 @@ In `my_package/ini.py`::
 A source's rows are a sequence of N >= 1 mappings, by random access:
 
 - `len(rows)` is N, an int, which never changes.
-- `rows[number]`, for the int 0 <= number < N, is a mapping from field names (str) to what JSON, TOML or a table can hold: None,
-  bool, int, float, str, bytes, and lists and mappings of these. It is the same in every process, and in a run that is resumed.
-  Slices are not asked for. Rows may be read, or made, when they are taken.
+- `rows[number]`, for the int 0 <= number < N, maps field names (str) to None, bool, int, float, str, bytes, and lists and
+  mappings of these. It is the same in every process, and in a resumed run. The core asks for no slices. A source may read or
+  make each row on access.
 - `iter(rows)` gives the same rows in their order. The sequence may do that faster than row by row.
 - `rows.line(number)`, where there is such a method, is the line of the file that a row begins on, from 1, for messages.
 
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from attrs import field, frozen
 
 from rlcore.schema.printable import plain_texts
-from rlcore.spi.provider import as_frozen, available, installed_in
+from rlcore.spi.provider import always_available, as_frozen, installed_in
 
 if TYPE_CHECKING:  # providers, which `rlcore plugins` lists, need no numpy
     from rlcore.spi.environment import Row
@@ -64,7 +64,7 @@ class DataSourceProvider:
     """Messages name the source of the highest priority among several for one suffix."""
     keys: frozenset[str] = field(default=frozenset(), converter=as_frozen)
     """Which of the keys `subset` and `split` of a data set's section it reads; any other is refused."""
-    unavailable: Callable[[], str | None] = available
+    unavailable: Callable[[], str | None] = always_available
     """A reason why it cannot be used here, with its remedy, or None. Must be quick and import nothing heavy."""
 
 

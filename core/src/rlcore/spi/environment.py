@@ -48,8 +48,8 @@ class ToolParser(Protocol):
 Message: TypeAlias = Mapping[str, Any]
 """{"role": "system" | "user" | "assistant" | "tool", "content": text}, with "name" and "tool_call_id" of a tool's answer. Any
 other field goes to the chat template, and is an error where that does not show it. In the prompt, content may be a list of
-{"type": "text", "text": …} and {"type": "image", "image": file}, where the model reads images: an encoded file as bytes, or
-its path. A last message of the assistant's in the prompt is the beginning of an answer, which the policy goes on with."""
+{"type": "text", "text": …} and, for models that read images, {"type": "image", "image": file}. The file is its bytes or its
+path. If a prompt ends in an assistant's message, the policy continues that message."""
 Row: TypeAlias = Mapping[str, Any]
 """One record of a data set."""
 
@@ -58,8 +58,8 @@ Row: TypeAlias = Mapping[str, Any]
 class Observation:
     """The policy's next input: messages, text or tokens, exactly one of them not None.
 
-    Messages go through the tokenizer's chat template: after a turn, what the template adds to the whole conversation is
-    appended, and what was sampled stays as it was. Text and tokens are appended as they are.
+    Messages go through the tokenizer's chat template. After a turn, the template's new text is appended to the conversation,
+    and sampled tokens stay unchanged. Text and tokens are appended as they are.
     """
 
     messages: Sequence[Message] | None = None
@@ -79,8 +79,8 @@ class Observation:
         system_prompt: str | None = None,
         tools: Sequence[Tool] | None = None,
     ) -> "Observation":
-        """The observation of a row's prompt: messages as they are; a text by itself for "text", else what a user says, behind
-        `system_prompt` where there is one. `tools` are the row's; DataError where they are beside a text by itself."""
+        """Make the observation of a row's prompt. Messages stay as they are. A text stays a text for "text"; else it becomes a
+        user's message, behind `system_prompt` if there is one. `tools` are the row's; DataError if they come with a text."""
         if not isinstance(prompt, str):
             return cls(messages=prompt, tools=tools or ())
         if prompt_format == "text":
@@ -141,7 +141,7 @@ class StepResult:
 
 @frozen(kw_only=True)
 class SessionEndpoint:
-    """The policy behind OpenAI's API, for one episode. All that it says there is recorded, and trained on."""
+    """One episode's OpenAI-compatible endpoint of the policy. Answers are recorded for training, unless `record` is false."""
 
     base_url: str
     """The address for clients, http://HOST:PORT/TOKEN/v1. Its requests are refused once the episode has ended."""

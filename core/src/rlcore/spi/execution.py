@@ -112,9 +112,9 @@ class TrainerGroup(BackendGroup, Protocol):
     def train_step(
         self, minibatch: Minibatch, loss: LossSpec, weight_version: int, *, bounds: Mapping[str, float], logprobs: bool
     ) -> tuple[TrainStepResult, Float32Array | None]:
-        """One optimizer step on the minibatch, which holds at least one loss token; and, where `logprobs` asks for it, what
-        `self.logprobs` would have returned for the policy and the minibatch's sequences before it. BoundError, and nothing
-        changed, where a metric exceeds its bound."""
+        """Make one optimizer step on the minibatch, which holds at least one loss token. With `logprobs`, also return what
+        `self.logprobs` would have returned for the policy and these sequences before the step. BoundError, with nothing
+        changed, if a metric exceeds its bound."""
 
     def logprobs(
         self, batch: TokenBatch, sequences: Int64Array, model: Literal["policy", "reference"], weight_version: int
@@ -124,9 +124,9 @@ class TrainerGroup(BackendGroup, Protocol):
     def with_logprobs(
         self, minibatches: Sequence[Minibatch], columns: Sequence[LogprobsColumn], read: Collection[str], weight_version: int
     ) -> list[Minibatch]:
-        """The minibatches of a step, which share a batch, with these columns for their updates: each is to be trained on at
-        most once, in this order. `read` are the token columns that the updates read. The new ones may stay with the ranks that
-        computed them, where the driver does not see them."""
+        """Add columns to the minibatches of a step, which share a batch. Each is trained on at most once, in this order. `read`
+        are the token columns that the updates read. New columns may stay on the ranks that computed them, unseen by the
+        driver."""
 
     def values(self, batch: TokenBatch, sequences: Int64Array, weight_version: int) -> Float32Array:
         """float32 [T]: the values after every token of some of the batch's sequences, and 0.0 in the others. Of a trainer with
@@ -171,7 +171,7 @@ class WeightRoute(Protocol):
     """The way from trainer to generator."""
 
     def sync_weights(self, order: "RefitCommand") -> "Refitted":
-        """One attempt. Raises RefitError or WorkerError where a generator does not hold what the trainer exported."""
+        """Try a refit once. Raises RefitError or WorkerError where a generator does not hold what the trainer exported."""
 
 
 @frozen(kw_only=True)
@@ -227,8 +227,8 @@ class ExecutionProgress(Protocol):
         "idle"."""
 
     def span(self, role: str, name: str, start: float, seconds: Sequence[float]) -> None:
-        """Write into the timeline that a call of a pool is over: `role` is the pool's name, `start` the time that
-        time.perf_counter() gave, `seconds` has one number for each rank."""
+        """Write a finished call of a pool into the timeline. `role` is the pool's name, `start` a time of time.perf_counter(),
+        and `seconds` one number for each rank."""
 
 
 OpenBackends: TypeAlias = Callable[[], AbstractContextManager[Backends]]

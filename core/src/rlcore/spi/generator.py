@@ -138,21 +138,21 @@ class GenerateResult(PackedTokens):
 
 
 class SampleFeed(Protocol):
-    """The queue of a stream, which gives requests and takes samples. Samples are numbered through the stream in the order in
-    which their requests were taken: those of the first request from 0 on, those of the next one after them."""
+    """The queue of a stream, which gives requests and takes samples. Samples are numbered through the stream, from 0 on, in the
+    order in which their requests were taken."""
 
     def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:
-        """Requests that came since the last call, oldest first; with `wait`, not before there is one. None once the stream is
-        to end, at once: the generator then delivers what has not ended as ABORTED, with the tokens that it has, and returns.
+        """Return the requests that came since the last call, oldest first. With `wait`, block until there is one. Return None
+        once the stream is to end: the generator then delivers unfinished samples as ABORTED, with their tokens, and returns.
         The requests' `on_finished` is None, and `weight_version` is the oldest version that they may be generated with. One
         thread calls it at a time."""
 
     def deliver(self, samples: Int64Array, result: GenerateResult) -> None:
-        """Hand out samples of one request that have ended, int64 [M], with a result of these M samples in the same order: each
-        sample once, and soon after it ended. From any thread; it is quick and never raises."""
+        """Hand out finished samples of one request, int64 [M], with a result of these M samples in the same order. Deliver each
+        sample once, soon after it ended, from any thread. It is quick and never raises."""
 
     def end(self) -> None:
-        """End the stream: `take` returns None from now on. Called where something that was delivered is wrong."""
+        """End the stream: `take` returns None from now on. Called after an invalid delivery."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -233,10 +233,10 @@ OPTIONAL_HOOKS = ("stream", "save_state", "load_state")
 
 class GeneratorSpec(Protocol):
     """The hooks of a generator. A backend implements them with `rlcore.spi.hookimpl`, in exactly these signatures. It may leave
-    out stream, where it does not declare the capability `continuous`, and save_state and load_state, as most do, whose samples
-    follow from the requests' seeds: what then happens is written here.
+    out stream if it lacks the capability `continuous`. It may leave out save_state and load_state if the requests' seeds
+    determine its samples. The bodies here are what then happens.
 
-    A fresh generator holds no weights that count: the core refits it before the first generate.
+    A fresh generator holds no valid weights: the core refits it before the first generate.
     """
 
     @hookspec(firstresult=True)

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 ColumnT = TypeVar("ColumnT")
 
 MISMATCH_METRICS = ("token_mult_prob_error", "generation_kl_error", "importance_ratio")
-"""How far the trainer's log-probabilities are from the generator's at the same weights: means over the loss tokens of the
-optimizer step, with δ = trainer - generation in nats, of exp(|δ|), which is 1 where they are equal; of e^δ - 1 - δ, an estimate
-of KL(generation ‖ trainer); and of e^δ, taken as 0 where it is not finite. In the first two δ is clamped to ±50, so that they
-are finite. No loss reports a metric of these names."""
+"""Compare the trainer's log-probabilities with the generator's at the same weights, by δ = trainer - generation in nats. The
+metrics are means over the loss tokens of the optimizer step. The first is of exp(|δ|), which is 1 where the two are equal. The
+second is of e^δ - 1 - δ, an estimate of KL(generation ‖ trainer). The third is of e^δ, as 0 where it is not finite. The first
+two clamp δ to ±50. No loss reports a metric of these names."""
 
 
 @frozen(kw_only=True)

@@ -70,18 +70,18 @@ GROUPS = tuple(map(group_of, KINDS))
 
 
 def as_frozen(names: Iterable[str]) -> Any:
-    # A bare string is not taken apart into letters: it stays what it is, and is reported as a whole with everything else.
+    """Convert names to a frozenset. A bare string stays a string, for a later check to report."""
     return as_plain(names) if isinstance(names, str) else frozenset(map(as_plain, names))
 
 
-def available() -> str | None:
-    """The probe of what can be used everywhere."""
+def always_available() -> str | None:
+    """Report no problem: the default probe, for plugins that can be used everywhere."""
     return None
 
 
 def installed_in(group: str, kind: type[DescriptionT]) -> dict[str, DescriptionT]:
-    """Return what the entry points of a group name, by their names. What is disabled, cannot be imported, is of another class,
-    or is written for another interface, is left out: the driver lists it with its error."""
+    """Return the objects of a group's entry points, by name. Disabled and unusable ones are left out: the driver lists them
+    with their errors."""
     points = filter(_is_enabled, installed_entry_points().entry_points.select(group=group))
     return load_descriptions(tuple(points), cast("Any", kind))
 
@@ -157,7 +157,7 @@ class Provider:
     named, such as one that has options without defaults."""
     dtypes: frozenset[str] = field(default=frozenset(get_args(DtypeName)), converter=as_frozen)
     """The values of `model.dtype` that a trainer or generator computes in."""
-    unavailable: Callable[[], str | None] = available
+    unavailable: Callable[[], str | None] = always_available
     """A reason why it cannot run here, with its remedy, or None. Must be quick and import nothing heavy."""
     disabled_capabilities: Callable[[Any], frozenset[str]] = _nothing
     """Capabilities that a section of the recipe takes away, such as a way to refit that its layout rules out."""

@@ -8,7 +8,7 @@ from attrs import frozen
 
 CHART_GROUP = "rlcore.charts"
 """Entry-point group of functions that draw a finished run as text. Each is called as function(records, width) -> str, with the
-lines of metrics.jsonl and the most columns, and returns "" where it finds nothing to draw."""
+lines of metrics.jsonl and the largest width. It returns "" where it finds nothing to draw."""
 
 
 @frozen(kw_only=True)

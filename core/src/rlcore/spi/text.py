@@ -9,8 +9,8 @@ In `my_package/provider.py`::
 
     TEKKEN = TextProvider(name="tekken", spi=(2, 0), backend="my_package.tekken:tokenizers", priority=60)
 
-The core calls the backend of each group once, without arguments, and uses what it returns for the whole run: in the group
-`rlcore.tokenizers` an `rlcore.run.data.text.Tokenizers`, in `rlcore.renderers` an `rlcore.run.data.text.Renderer`.
+The core calls the backend of each group once, without arguments, and uses its result for the whole run. The result is an
+`rlcore.run.data.text.Tokenizers` in `rlcore.tokenizers`, and an `rlcore.run.data.text.Renderer` in `rlcore.renderers`.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from attrs import frozen
 
 from rlcore.schema.printable import plain_texts
-from rlcore.spi.provider import available
+from rlcore.spi.provider import always_available
 
 
 @frozen(kw_only=True, field_transformer=plain_texts)
@@ -33,5 +33,5 @@ class TextProvider:
     """`package.module:function`, called once without arguments."""
     priority: int = 0
     """A run uses the usable one of the highest priority in each group."""
-    unavailable: Callable[[], str | None] = available
+    unavailable: Callable[[], str | None] = always_available
     """A reason why it cannot be used here, with its remedy, or None. Must be quick and import nothing heavy."""

@@ -24,7 +24,7 @@ from rlcore.spi.weights import Delta, DtypeName, WeightExport
 
 @frozen(kw_only=True)
 class TrainerLayout:
-    """How the trainer's ranks divide the data; the attribute `layout` of every trainer backend."""
+    """The division of data among the trainer's ranks; the attribute `layout` of every trainer backend."""
 
     data_parallel_rank: int = 0
     data_parallel_size: int = 1
@@ -135,9 +135,9 @@ class ExportWeightsRequest:
     max_bucket_bytes: int
     """A bucket holds at most this much, or one tensor that is larger."""
     adapters: Literal["merged", "apart", "alone"] = "merged"
-    """How a trainer of adapters sends them: "merged" into the weights; "apart", the model's own weights and behind them
-    A and B of every adapter, by a layer's name with `lora_A.weight` and `lora_B.weight`; or "alone", A and B without the
-    weights, which have not changed since they were sent "apart". All but "merged" need the capability `adapter_refit`."""
+    """How a trainer of adapters exports them. "merged": in the weights. "apart": the base weights, then A and B of every
+    adapter, as a layer's name with `lora_A.weight` and `lora_B.weight`. "alone": only A and B, since the base weights have not
+    changed since "apart". The last two need the capability `adapter_refit`."""
     sharded: bool = False
     """True where ranks send the parts that they hold, as WeightExport.shards says, and yield no buckets. Needs the capability
     of a channel that is `sharded`."""
@@ -152,10 +152,10 @@ OPTIONAL_TRAINER_HOOKS = ("get_values",)
 
 class TrainerSpec(Protocol):
     """The hooks of a trainer. A backend implements them with `rlcore.spi.hookimpl`, in exactly these signatures. It may leave
-    out get_values, where it does not declare the capability `value_head`: what then happens is written here.
+    out get_values if it lacks the capability `value_head`. The body here is what then happens.
 
-    A trainer built with `context.head = "value"` has no distribution over tokens: the core asks it for no get_logprobs,
-    entropy, reference or routing, and one built with "tokens" for no get_values.
+    A trainer built with `context.head = "value"` has no distribution over tokens. The core asks it for no get_logprobs,
+    entropy, reference or routing. It asks a trainer built with "tokens" for no get_values.
 
     A NaN or infinite loss or gradient raises NonFiniteError and leaves weights, optimizer and version as they were.
     """

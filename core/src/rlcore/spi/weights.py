@@ -46,7 +46,7 @@ class ShardSlice:
 
 @frozen(kw_only=True)
 class ShardRoute:
-    """How a generator's ranks are reached. They form one group with the trainer's, which come first, and with the ranks of the
+    """The address of a generator's ranks. They form one group with the trainer's, which come first, and with the ranks of the
     other generators that the same refit reaches."""
 
     address: str

@@ -24,7 +24,8 @@ class CodeConfig:
     instruction: str = "{problem}\n\nWrite a Python program, and put all of it into one code block at the end."
     """The question; {problem} stands for the row's prompt. A prompt that is a list of messages is used as it is."""
     prompt_format: Literal["text", "chat"] = "chat"
-    """"chat": the instruction is a user's message for the chat template. "text": it is the prompt itself."""
+    """The form of the prompt. "chat": the instruction is a user's message for the chat template. "text": the instruction is the
+    prompt itself."""
     system_prompt: str | None = None
     """A system message before it; only for "chat"."""
     thought_in_prompt: bool = False
@@ -34,29 +35,29 @@ class CodeConfig:
     """Reward of a program that fails some tests: this, times the share that it passes. With 0.0 the tests end at the first
     one that fails."""
     isolation: Literal["namespaces", "limits"] = "namespaces"
-    """"namespaces": a program has a file system, processes and a network of its own, by Linux namespaces; where the kernel
-    refuses these, the run is refused. "limits": a filter of system calls, limits of resources and, where the kernel has it,
-    Landlock. Without Landlock a program can read what its user can read: only inside a container that holds nothing else."""
+    """The sandbox of a program. "namespaces": its own file system, processes and network, by Linux namespaces; the run is
+    refused if the kernel refuses these. "limits": a filter of system calls, limits of resources and, if the kernel has it,
+    Landlock. Without Landlock a program can read what its user can read: use it only inside a container that holds nothing
+    else."""
     cpu_time_s: Positive = 5
-    """Most seconds of a processor's time of each of a program's processes, for one test of input and output or for all tests
-    of functions."""
+    """Most CPU seconds of each process of a program, for one test of input and output or for all tests of functions."""
     wall_time_s: Annotated[float, at_least(1)] = 30.0
-    """Most seconds that all tests of a response may take together, however busy the machine is; those that have not passed by
-    then have failed."""
+    """Most seconds for all tests of a response together, also on a busy machine. Tests that have not passed by then have
+    failed."""
     max_memory_mib: Annotated[int, at_least(64)] = 512
     """Most address space of each process of a program, in MiB."""
     max_processes: Positive = 4
     """Most processes and threads of a program at once. With `isolation = "limits"` all of its user's processes count, so that
     it can start none."""
     max_disk_mib: Positive = 8
-    """Largest file of a program, and with "namespaces" all of its files together, in MiB; they are in memory."""
+    """Largest file of a program in MiB, and with "namespaces" all of its files together. Files are in memory."""
     max_output_kib: Positive = 1024
     """Most output of a program; one that writes more is ended, and has failed."""
     num_processes: Positive | None = None
-    """Responses that are tested at once; none: one for each core that the run may use, at most 32."""
+    """Responses that are tested at once. None is one for each core that the run may use, at most 32."""
     python: Path | None = None
-    """Interpreter of the programs, 3.11 or newer, with its installed packages; none: this one, and of its packages the standard
-    library alone."""
+    """Interpreter of the programs, 3.11 or newer, with its installed packages. None is the run's interpreter with only the
+    standard library."""
     readable: tuple[Path, ...] = ()
     """More folders that programs can read, besides what their interpreter and its packages need."""
 

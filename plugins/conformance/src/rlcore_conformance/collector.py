@@ -23,7 +23,7 @@ class _Keeps(LoopObserver):
     def __init__(self) -> None:
         self.samples: list[CollectedRollouts] = []
 
-    def trained(self, step: TrainedStep) -> Mapping[str, float]:
+    def on_step_trained(self, step: TrainedStep) -> Mapping[str, float]:
         """See LoopObserver."""
         assert isinstance(step.sampled, CollectedRollouts), f"step {step.step} has a {type(step.sampled).__name__}"
         self.samples.append(step.sampled)

@@ -14,14 +14,14 @@ class DistillConfig:
     """Learning from the log-probabilities of a teacher, the model that [reference] names."""
 
     samples: Literal["student", "teacher"] = "student"
-    """Whose texts are learned from. "student": what the policy says itself, by the reverse KL divergence from the teacher
+    """The source of the training texts. "student": the policy's own samples, by the reverse KL divergence from the teacher
     (on-policy distillation, arXiv:2306.13649). "teacher": prompts and completions of the data set, which the teacher wrote, by
     the forward KL divergence."""
     discount: Share = 0.0
-    """With "student", how much a token answers for the divergence of later ones: 0 for its own alone, 1 for that of all that
-    follows, whose gradient is that of whole sequences' divergence and has more noise."""
+    """With "student", the discount of later tokens' KL in a token's return. 0 counts the token's own KL. 1 counts all later
+    tokens: the gradient of the whole sequence's KL, with more noise."""
     importance_maximum: Annotated[float, _POSITIVE] = 2.0
-    """With "student", upper bound of the ratio of a token's probability to that which it was sampled with (truncated importance
+    """With "student", upper bound of the importance ratio: a token's probability over that at sampling (truncated importance
     sampling)."""
 
 

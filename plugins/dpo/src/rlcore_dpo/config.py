@@ -16,21 +16,21 @@ class DpoConfig:
     """
 
     loss: Literal["sigmoid", "hinge", "ipo", "robust", "apo_zero", "apo_down"] = "sigmoid"
-    """The loss of a pair: "sigmoid", -log sigmoid(beta h), DPO's; "hinge", max(0, 1 - beta h), SLiC's (arXiv:2305.10425, as in
-    arXiv:2309.06657); "ipo", (h - 1 / (2 beta))^2 (arXiv:2310.12036), which its authors use with `length_normalised`; "robust",
-    DPO's without the bias that a share `label_smoothing` of swapped pairs brings (arXiv:2403.00409); "apo_zero", which raises
-    the chosen answer and lowers the rejected one, and "apo_down", which lowers both, the rejected one more
-    (arXiv:2408.06266)."""
+    """The loss of a pair with margin h. "sigmoid": -log sigmoid(beta h) (DPO). "hinge": max(0, 1 - beta h) (SLiC,
+    arXiv:2305.10425, as in arXiv:2309.06657). "ipo": (h - 1 / (2 beta))^2 (arXiv:2310.12036), which its authors use with
+    `length_normalised`. "robust": DPO corrected for the bias of a share `label_smoothing` of swapped pairs (arXiv:2403.00409).
+    "apo_zero": raises the chosen answer and lowers the rejected one. "apo_down": lowers both, the rejected one more (both
+    arXiv:2408.06266)."""
     beta: Annotated[float, above(0)] = 0.1
     """How closely the policy is held to the reference: the larger, the closer. With "ipo" it is the paper's tau."""
     label_smoothing: Annotated[float, at_least_below(0, 0.5)] = 0.0
-    """Share of pairs taken to be swapped: with "sigmoid" the loss is smoothed by it (cDPO), with "robust" freed of its bias."""
+    """Assumed share of swapped pairs. It smooths the loss "sigmoid" (cDPO), and corrects the bias of "robust"."""
     reference: Literal["initial", "none"] = "initial"
     """The base of the scores: the initial weights, or the model that [reference] names; or nothing, which needs no
     second model."""
     length_normalised: bool = False
     """Divide an answer's score by its number of tokens, so that long answers do not win by their length."""
     margin: Annotated[float, at_least(0)] = 0.0
-    """Subtracted from beta h in "sigmoid": the lead that the chosen answer is to have (SimPO's gamma)."""
+    """Subtracted from beta h in "sigmoid": the target margin of the chosen answer (SimPO's gamma)."""
     sft_coefficient: Annotated[float, at_least(0)] = 0.0
     """Weight of the chosen answer's negative log-likelihood, a mean over its tokens, beside that (RPO, arXiv:2404.19733)."""

@@ -29,13 +29,12 @@ class Fsdp2Config:
     cpu_offload: bool = False
     """On CUDA, keep weights, gradients and optimizer state on the host and bring over each layer's weights when it computes."""
     freeze: Literal["none", "vision"] = "none"
-    """"vision": of a model that reads images the language model alone trains, and the vision tower, what projects its output
-    among it, stays as it was."""
+    """"vision": freeze the vision tower and its projector; only the language model trains. "none": freeze nothing."""
     fp8: bool = False
     """Compute the linear layers of decoders in float8 (needs `rlcore-fsdp2[fp8]` and a GPU with float8; emulated on CPU)."""
     batch_invariant: bool = False
-    """Compute by the kernels of an engine with `generator.vllm.batch_invariant`, so that log-probabilities are the bits that it
-    recorded; slower. Qwen3 without experts in bfloat16, on GPUs of compute capability 9, with vLLM installed beside the trainer
+    """Compute with the kernels of an engine with `generator.vllm.batch_invariant`, for bitwise equal log-probabilities; slower.
+    Qwen3 without experts in bfloat16, on GPUs of compute capability 9, with vLLM installed beside the trainer
     (docs/train-inference-agreement.md)."""
     activation_checkpointing: bool = False
     """Keep only each layer's input for the backward pass and compute the layer again: less memory, a third more work."""

@@ -22,38 +22,38 @@ class AdvantageConfig:
     """Default of rollout.dynamic_sampling for this algorithm."""
 
     advantage_baseline: Baseline = "group_mean"
-    """Subtracted from a reward: the mean of its group, the mean of the group's other rewards, the mean of the step's
-    rewards, or nothing."""
+    """The baseline that is subtracted from a reward. "group_mean": the mean of its group. "leave_one_out": the mean of the
+    group's other rewards. "batch_mean": the mean of the step's rewards. "none": nothing."""
     advantage_normalisation: AdvantageNormalisation = "std"
-    """Divide the group's advantages by the standard deviation of its rewards; by that of the group's other rewards, but at
-    least half the group's; by that of the step's rewards; or by the group's mean reward (of rewards of at least 0).
-    "batch_whitening" takes the mean of the advantages of the step's tokens from each, and divides by their standard
-    deviation. Or leave them."""
+    """The divisor of advantages. "std": the standard deviation of the group's rewards. "leave_one_out_std": that of the group's
+    other rewards, but at least half of "std". "batch_std": that of the step's rewards. "mean": the group's mean reward, for
+    rewards of at least 0. "batch_whitening": subtract the mean over the step's tokens, then divide by their standard
+    deviation. "none": no division."""
     advantage_per: Literal["episode", "turn"] = "episode"
-    """Compare what episodes of a group earned in all, or turn by turn what each earned from there on: the advantage of a turn k
-    is then the sum of its episode's rewards from k on, less the baseline over the group's episodes that have a turn k."""
+    """The unit that is compared in a group. "episode": the whole reward of each episode. "turn": the return of each turn. The
+    return of turn k is the sum of rewards from k on; its baseline is over the group's episodes that have a turn k."""
     advantage_epsilon: Annotated[float, at_least_below(0, 1)] = 1e-6
-    """Added to what is divided by. A group whose rewards are equal to rounding has advantages of 0 whatever it is."""
+    """Added to the divisor of advantages. A group whose rewards are equal to rounding has advantages of 0 in any case."""
     reward_aggregation: Literal["sum", "normalise_then_sum"] = "sum"
-    """Take the environment's reward, or the components that it names (StepResult.reward_components): the advantages of each
-    are computed in its group, then added by `reward_weights`, and divided by the standard deviation of these sums over the
-    step."""
+    """The reward that is compared. "sum": the environment's reward. "normalise_then_sum": its components
+    (StepResult.reward_components). Their advantages are computed in each group and added by `reward_weights`. The sums are
+    divided by their standard deviation over the step."""
     reward_weights: Mapping[str, Annotated[float, _FINITE]] = field(factory=dict)
-    """Weights of the components, by name, with "normalise_then_sum"; 1 for those that are not here. Whether a group is
-    replaced (rollout.dynamic_sampling) goes by all components, those of weight 0 too."""
+    """Weights of the components, by name, with "normalise_then_sum"; others have weight 1. rollout.dynamic_sampling compares
+    all components, those of weight 0 too."""
     length_penalty: Literal["none", "soft_overlong", "linear", "group"] = "none"
-    """Added to the reward by how many tokens the policy said: "soft_overlong" falls from 0 to -1 over the last part of
-    rollout.max_response_tokens; "linear" is minus the share of rollout.max_response_tokens; "group" goes from 0.5 for the
-    shortest episode of a group to -0.5 for its longest, and is at most 0 where the reward is not above 0. Of an agent's
-    episode the first two take the longest answer, which is what that limit bounds; "group" takes all answers together."""
+    """Penalty that is added to the reward, by the number of generated tokens. "soft_overlong": from 0 to -1 over the last part
+    of rollout.max_response_tokens. "linear": minus the share of rollout.max_response_tokens. "group": from 0.5 for the
+    shortest episode of a group to -0.5 for its longest, and at most 0 where the reward is not above 0. "none": no penalty. For
+    an agent's episode, the first two count its longest answer, and "group" counts all answers together."""
     length_penalty_weight: Annotated[float, above(0)] = 1.0
     """The factor of the length penalty."""
     length_penalty_buffer: Annotated[float, above_at_most(0, 1)] = 0.2
     """The last part of rollout.max_response_tokens over which "soft_overlong" falls, as a share of it."""
     kl_placement: Literal["loss", "reward", "reward_to_go"] = "loss"
-    """With a `kl_coefficient`: a term of the loss; or what is taken off rewards before they are compared, the sum of the
-    estimates over an episode's tokens, with `advantage_normalisation = "none"`; or off the advantage of each token, the sum
-    from that token to the end of its sequence."""
+    """The place of the KL term, with a `kl_coefficient`. "loss": a term of the loss. "reward": subtract the sum over an
+    episode's tokens from its reward, before rewards are compared; needs `advantage_normalisation = "none"`. "reward_to_go":
+    subtract the sum from each token to the end of its sequence from the token's advantage."""
 
     @property
     def compares(self) -> Literal["rewards", "turn_rewards", "reward_components"]:

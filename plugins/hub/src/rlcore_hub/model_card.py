@@ -21,7 +21,7 @@ class ModelCard(LoopObserver):
     def __init__(self, run: ObservedRun) -> None:
         self._run = run
 
-    def completes(self, summary: Mapping[str, object]) -> None:
+    def on_export(self, summary: Mapping[str, object]) -> None:
         """See LoopObserver."""
         write_model_card(self._run.plan, self._run.directory, Path(str(summary["model"])), summary)
 

@@ -25,7 +25,7 @@ class HubUpload(LoopObserver):
     def __init__(self, run: ObservedRun) -> None:
         self._run = run
 
-    def completed(self, summary: Mapping[str, object]) -> None:
+    def on_complete(self, summary: Mapping[str, object]) -> None:
         """See LoopObserver."""
         repository = self._run.recipe.checkpoint.push_to_hub
         assert repository is not None, "only runs of recipes with the key have this observer"

@@ -26,8 +26,8 @@ class ProblemConfig:
     num_train: Positive = 5000
     """Different problems to train on."""
     num_evaluation: Positive = 200
-    """Different problems held out; no problem to train on is one of them, nor differs from one by the order of summands (with
-    their signs) or of factors alone."""
+    """Different problems held out. No training problem equals one of them, also not after reordering its summands (with their
+    signs) or factors."""
     problem_seed: int = 0
     """The seed of the problems. It is not run.seed, so that runs with different seeds, and a warm start before them,
     all hold out the same problems."""
@@ -51,8 +51,8 @@ class ArithmeticConfig(ProblemConfig):
     prompt_format: Literal["text", "chat"] = "text"
     """"text": the prompt is "37+58=". "chat": it is that, as a user's message for the chat template."""
     partial_credit: Annotated[float, at_least_below(0, 1, "A right answer earns 1.")] = 0.0
-    """Reward of a wrong whole number: this, times the share of the answer's digits that it has right, counted from the
-    last. 0.0 rewards exact answers alone; below 1.0 in any case."""
+    """Reward of a wrong whole number: this, times the share of the answer's digits that are right, counted from the last. 0.0
+    rewards exact answers alone. It must be below 1.0."""
 
 
 @frozen(kw_only=True)
@@ -76,8 +76,8 @@ class MathConfig:
     counts only after the thought's end. rlcore sees a prompt that ends in the mark itself. Text between `<think>` and
     `</think>`, or other families' marks, never counts."""
     verification_timeout_s: Annotated[float, at_least(0.1)] = 3.0
-    """Most seconds of a processor's time to check one response, however busy the machine is; one that takes longer is wrong and
-    counted as `environment/verification_timed_out`."""
+    """Most CPU seconds to check one response, also on a busy machine. A slower one is wrong and counted as
+    `environment/verification_timed_out`."""
     num_processes: Positive | None = None
     """Processes that check responses, one response each at a time; none: one for each core that the run may use, at most 32."""
     max_memory_mib: Annotated[int, at_least(512)] = 2048

@@ -28,8 +28,8 @@ class NemoGymConfig:
     policy_port: Annotated[int, between(1, 65535)] = 8790
     """Port there: the model server has `openai_base_url: http://HOST:PORT/v1`."""
     leave_out: tuple[str, ...] = ("model", "temperature", "top_p", "parallel_tool_calls")
-    """Keys of a row's `responses_create_params` that the agent is not given: how the policy samples is the recipe's, and an
-    answer may have several calls."""
+    """Keys of a row's `responses_create_params` that the agent does not get: the recipe sets the sampling, and an answer may
+    have several calls."""
     developer_as_system: bool = True
     """Whether messages with the role `developer` reach the chat template as the role `system`: most templates know no other."""
     metrics: tuple[str, ...] = ()

@@ -24,5 +24,5 @@ class OpenAIConfig:
     timeout_s: Seconds = 600.0
     """Most seconds for one attempt at an answer."""
     max_attempts: Positive = 5
-    """How often an answer is asked for that fails by a lost connection, its time, or the states 408, 409, 429 and 5xx; with
-    pauses that grow, or that the endpoint asks for, and by another endpoint where there are several."""
+    """Attempts per request. It is retried after a lost connection, a timeout and the states 408, 409, 429 and 5xx. Pauses grow,
+    or follow the endpoint's request. With several endpoints, another one gets the retry."""

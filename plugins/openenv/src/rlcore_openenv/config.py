@@ -23,7 +23,7 @@ class OpenEnvConfig:
     num_train: Annotated[int, between(0, FIRST_EVALUATION_SEED)] = 0
     """Rows to train on that are seeds alone, which the server is reset with. 0: all rows come from the recipe's data."""
     num_evaluation: Positive = 100
-    """Rows held out that are seeds alone, none of them one of training; where `num_train` is not 0."""
+    """Held-out rows that are only seeds, none of them a training seed; where `num_train` is not 0."""
     reset_fields: tuple[str, ...] | None = None
     """Fields of a row that the server is reset with, besides the seed. None: all."""
     system_prompt: str | None = None
@@ -46,11 +46,11 @@ class OpenEnvConfig:
     max_turns: Positive = 16
     """Most answers in an episode."""
     reward: Literal["sum", "last"] = "sum"
-    """Which of the rewards of an episode's steps is its own: their sum, or the last that is a number."""
+    """The reward of an episode from those of its steps. "sum": their sum. "last": the last that is a number."""
     success_reward: Finite = 1.0
     """The reward from which on an episode counts as solved."""
     on_invalid_action: Literal["tell", "end"] = "tell"
-    """The consequence of an answer without an action, or with one that does not fit the server's schema: the policy reads the
-    fault and goes on, or the episode ends."""
+    """Handling of an answer without an action, or with one that does not fit the server's schema. "tell": the policy reads the
+    error and goes on. "end": the episode ends."""
     invalid_action_reward: Finite = 0.0
     """The reward of such an answer."""

@@ -18,17 +18,18 @@ class PpoConfig:
     """Proximal policy optimisation (arXiv:1707.06347) with a critic, whose own options are in [critic]."""
 
     gamma: Annotated[float, above_at_most(0, 1)] = 1.0
-    """Discount γ of what is earned one generated token later."""
+    """Discount γ per generated token."""
     gae_lambda: Share = 0.95
-    """λ of generalised advantage estimation (arXiv:1506.02438): 1 takes what was earned in full, 0 relies on the critic from
-    the next token on."""
+    """λ of generalised advantage estimation (arXiv:1506.02438). 1 uses the full return; 0 uses the critic from the next token
+    on."""
     advantage_normalisation: Literal["batch_whitening", "none"] = "batch_whitening"
-    """Take the mean of the advantages of the step's tokens from each, and divide by their standard deviation; or leave them."""
+    """The normalisation of advantages. "batch_whitening": subtract their mean over the step's tokens, then divide by their
+    standard deviation. "none": leave them."""
     advantage_epsilon: Annotated[float, at_least(0)] = 1e-8
     """Added to that standard deviation."""
     bootstrap_truncated: bool = False
-    """An episode that a limit of tokens or turns cut off would have gone on: count the critic's value behind its last generated
-    token as what it would have earned. False counts nothing, as at a true end."""
+    """True: the return of an episode that a limit of tokens or turns truncated includes the critic's value after its last
+    generated token. False: it includes nothing, as at a true end."""
     clip_low: Share = 0.2
     """The probability ratio is clipped from below at 1 - clip_low; 1 never clips."""
     clip_high: Annotated[float, _NOT_NEGATIVE] = 0.2
@@ -36,27 +37,27 @@ class PpoConfig:
     dual_clip: Annotated[float, above(1)] | None = None
     """Bound the loss of a token of negative advantage A at dual_clip times -A (arXiv:1912.09729); None is no bound."""
     value_clip: Annotated[float, _POSITIVE] = 0.2
-    """The critic learns nothing from a token once its value has moved by more than this from where the step began, towards the
-    return or past it (arXiv:2005.12729); in the units of rewards. inf never clips."""
+    """Value clipping range (arXiv:2005.12729), in the units of rewards. A token has no gradient once its value has moved
+    further than this, towards the return or past it, since the step began. inf never clips."""
     loss_normalisation: Literal["token", "sequence"] = "token"
-    """The policy's loss is the mean over the tokens of the optimizer step, or over its sequences of each one's mean. The
-    critic's is the mean over tokens."""
+    """The mean of the policy's loss. "token": over the tokens of the optimizer step. "sequence": over its sequences, of each
+    sequence's mean. The critic's loss is the mean over tokens."""
     kl_coefficient: Annotated[float, at_least(0)] = 0.0
-    """Weight of the KL divergence from the reference policy, which is taken off the reward of each token (arXiv:2203.02155); 0
-    needs no reference policy."""
+    """Weight of the KL divergence from the reference policy, which is subtracted from each token's reward (arXiv:2203.02155).
+    0 needs no reference policy."""
     kl_estimator: KlEstimator = "k1"
     """Per-token estimator of that divergence (Schulman, "Approximating KL Divergence")."""
     entropy_coefficient: Annotated[float, at_least(0)] = 0.0
     """Weight of an entropy bonus."""
     previous_logprobs: Literal["auto", "trainer", "generation"] = "auto"
-    """Whose log-probabilities at the start of the step the probability ratio is taken against: "trainer" computes them
-    where a step has several updates; "generation" takes those that the sampler gave; "auto" does so where they are exact, in
-    float32 and with nothing in fewer bits on either side."""
+    """The source of the ratio's denominator, the log-probabilities at the start of the step. "trainer": the trainer computes
+    them if a step has several updates. "generation": the sampler's. "auto": "generation" if they are exact, in float32 on both
+    sides; else "trainer"."""
     importance_correction: Literal["token", "none"] = "token"
-    """Weigh each token by the ratio of the trainer's to the generator's probability, both at the start of the step, so that a
-    difference between the two does not bias the gradient. 1 where previous_logprobs is "generation"."""
+    """The weight against bias by a difference of trainer and generator. "token": the ratio of the trainer's to the generator's
+    probability of the token at the start of the step; 1 if previous_logprobs is "generation". "none": no weight."""
     importance_maximum: Annotated[float, _TRUNCATES] = 2.0
-    """Upper bound of that weight, to which a greater one is cut."""
+    """Upper bound of that weight: a greater one is truncated to it."""
 
     @property
     def corrects_staleness(self) -> bool:

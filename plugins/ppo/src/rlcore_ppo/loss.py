@@ -5,7 +5,7 @@ import torch
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, VALUES, ContractError, LossInputs, LossOutput
 from rlcore_ppo.config import PpoConfig
 from rlcore_torchkit.rl.policy_gradient import (
-    bounded,
+    bound_importance_weight,
     clipped_objective,
     importance_ratio,
     previous_logprobs,
@@ -39,7 +39,7 @@ def policy_loss(inputs: LossInputs, config: PpoConfig) -> LossOutput:
     per_token = objective.loss
     if config.previous_logprobs == "trainer" and config.importance_correction == "token":
         ratio = importance_ratio(previous, generation)
-        weight = bounded(ratio, "truncate", minimum=0.0, maximum=config.importance_maximum)
+        weight = bound_importance_weight(ratio, "truncate", minimum=0.0, maximum=config.importance_maximum)
         sums |= {"importance_weight": mean(weight), "importance_truncated": mean(ratio > config.importance_maximum)}
         per_token = per_token * weight
     assert inputs.entropy is not None, "asked for by Ppo"

@@ -25,11 +25,11 @@ class RayConfig(ClusterConfig):
     """A running Ray cluster to join: its head's "host:port", or "auto" for the one that this machine belongs to. None starts a
     local one, which only this machine can reach, and stops it at the end."""
     wait_s: Annotated[float, Constraint("of seconds of at least 0", lambda value: 0 <= value < math.inf)] = 0.0
-    """Most seconds to wait for a cluster that has less than is asked for; 0 ends the run at once."""
+    """Most seconds to wait for a cluster that is smaller than required; 0 ends the run at once."""
     max_engine_restarts: Count = 3
-    """How often the engine of one generator may fail within engine_restart_window_s while those of others go on: what it had to
-    generate is dealt to them, and it is started anew and refitted. One failure more ends the run. With 0 the failure of one
-    engine is that of the whole generation or refit (refit.max_attempts)."""
+    """How often the engine of one generator may fail within engine_restart_window_s while other generators go on. They take
+    over its requests, and it is restarted and refitted. One failure more ends the run. With 0 the failure of one engine fails
+    the whole generation or refit (refit.max_attempts)."""
     engine_restart_window_s: Seconds = 3600.0
     """The seconds within which the failures of an engine are counted for max_engine_restarts."""
     start_timeout_s: Seconds = 1800.0

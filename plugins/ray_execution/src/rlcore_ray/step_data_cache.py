@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from rlcore.execution import TrainerHandle, read_by, tokens_figures, without_columns
+from rlcore.execution import TrainerHandle, per_token_results, read_by, without_columns
 from rlcore.spi import LogprobsRequest, LossSpec, TokenBatch
 from rlcore.spi.arrays import Int64Array
 from rlcore_ray.dispatch import Dispatch, RankPart
@@ -42,7 +42,7 @@ class StepDataCache:
         """Add a column of log-probabilities."""
         request, passes = column.request, column.passes
         batches = self._part.microbatches(self._part.bounds[passes])
-        found = tokens_figures(handle, request, tuple(without_columns(batch, request.model) for batch in batches))
+        found = per_token_results(handle, request, tuple(without_columns(batch, request.model) for batch in batches))
         self._part = self._part.with_token_column(column.name, found, int(passes[0]))
 
     def take(self, number: int, loss: LossSpec) -> tuple[TokenBatch, ...]:

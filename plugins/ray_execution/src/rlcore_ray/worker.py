@@ -23,14 +23,14 @@ from rlcore.execution import (
     LoadedPlugins,
     TokensRequest,
     TrainerHandle,
-    add_ending,
     closed_after,
     exit_error,
     is_outside,
     make_room,
+    per_token_results,
     recorded_export,
+    register_fatal_error,
     run_stream,
-    tokens_figures,
 )
 from rlcore.secrets import masked_traceback
 from rlcore.spi.arrays import Float32Array, Int64Array
@@ -57,7 +57,7 @@ class Worker:
     reaches it."""
 
     def __init__(self, rank: int, log_file: Path, pool: PoolName = "trainer") -> None:
-        add_ending(_is_rays_end)
+        register_fatal_error(_is_rays_end)
         self._rank = rank
         self._pool: PoolName = pool
         self._log_file = log_file
@@ -209,7 +209,7 @@ class Worker:
     ) -> Float32Array | None:
         """Return float32 [T], the log-probabilities or values of this rank's share; None from ranks that only help another
         one."""
-        found = tokens_figures(self._trainer_handle(model), request, parts[number].microbatches())
+        found = per_token_results(self._trainer_handle(model), request, parts[number].microbatches())
         return np.concatenate(found) if returns else None
 
     def refit(self, order: RefitCommand) -> RefittedRank:

@@ -16,8 +16,8 @@ class PromptConfig:
     """How a row's `prompt` is shown to the policy."""
 
     prompt_format: Literal["text", "chat"] = "text"
-    """"text": a prompt that is a text is shown as it is. "chat": it is a user's message for the chat template. A prompt that is
-    a list of messages goes through the chat template in either case."""
+    """The form of a prompt that is a text. "text": the prompt as it is. "chat": a user's message for the chat template. A
+    prompt that is a list of messages goes through the chat template in either case."""
     system_prompt: str | None = None
     """A system message before it; only for "chat"."""
     success_reward: Finite = 1.0

@@ -28,8 +28,8 @@ class JudgeConfig(PromptConfig):
         r"(?i)score\W*?(?:(?:\(|\[)(?![\s(\[]*-?[\d.]+(?:\s*/\s*\d+)?\s*[)\]])[^)\]]*[)\]]\W*?)?(-?\d*\.?\d+)"
         r"(?!\d|\.\d|[-–]\d| ?to \d| [-–] \d+\s*(?:[:.)\]]|$))"
     )
-    """A regular expression with one group, the score; of several matches in the judge's answer the last one counts. The default
-    takes the range in "score (0-10): 7" for no score."""
+    """A regular expression whose one group is the score. Of several matches in the judge's answer the last one counts. The
+    default does not take the range in "score (0-10): 7" as a score."""
     score_field: str | None = None
     """In its place, a field of the JSON object that the judge answers with."""
     score_range: Annotated[tuple[float, float], _SCORES] = (0.0, 10.0)
@@ -41,7 +41,7 @@ class JudgeConfig(PromptConfig):
     timeout_s: Seconds = 20.0
     """Most seconds for one request."""
     max_attempts: Positive = 3
-    """How often a request is made that fails by a lost connection, its time, or the states 408, 409, 429 and 5xx; with pauses
-    that grow, or that the endpoint asks for."""
+    """Attempts per request. It is retried after a lost connection, a timeout and the states 408, 409, 429 and 5xx. Pauses grow,
+    or follow the endpoint's request."""
     max_concurrent: Positive = 32
     """Most requests at once."""

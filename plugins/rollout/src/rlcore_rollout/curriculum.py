@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 from attrs import frozen
 
-from rlcore.run.data.prompt_stream import PromptOrder, Stream
+from rlcore.run.data.prompt_stream import PromptOrder, RandomPurpose
 from rlcore.spi import CheckpointError
 from rlcore.spi.arrays import BoolArray, Int64Array
 from rlcore_rollout.levels import Levels, LevelState
@@ -123,7 +123,7 @@ class Curriculum:
     def _chosen(self, step: int) -> tuple[Int64Array, int]:
         """The rows of a step, and the place behind them. Once a whole epoch was looked at, the rest is taken as it comes."""
         order, size = self._order, self._order.batch_size
-        random = np.random.default_rng([order.seed, Stream.CURRICULUM, step])
+        random = np.random.default_rng([order.seed, RandomPurpose.CURRICULUM, step])
         chosen, num_chosen, position = [np.zeros(0, np.int64)], 0, self._position
         while num_chosen < size:
             rows = order.rows(position, position + size)

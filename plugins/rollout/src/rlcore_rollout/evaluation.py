@@ -11,7 +11,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from rlcore.run.data.mixes import rows_at
-from rlcore.run.data.prompt_stream import Stream
+from rlcore.run.data.prompt_stream import RandomPurpose
 from rlcore.run.protocols import CollectedRollouts, Source
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import DRIVER
@@ -39,7 +39,7 @@ class HeldOutEvaluator:
     def evaluate(self, weight_version: int, keep: Callable[[CollectedRollouts], None] | None = None) -> dict[str, float]:
         """Return the metrics of an evaluation, named `eval/…`; `keep` is called with its answers."""
         rows = rows_at(self.rows, self.kept)
-        collected = self.sampler.collect(rows, weight_version, (self.seed, Stream.EVALUATION))
+        collected = self.sampler.collect(rows, weight_version, (self.seed, RandomPurpose.EVALUATION))
         if keep is not None:
             keep(collected)
         return evaluation_metrics(collected, self.ks, with_bounds=self.with_bounds)

@@ -47,12 +47,12 @@ class RolloutFiles(LoopObserver):
     writer: RolloutWriter
     sinks: Sinks
 
-    def begins(self, step: int) -> None:
+    def on_start(self, step: int) -> None:
         """See LoopObserver: what a resumed run writes again is forgotten."""
         rewind_schedule(self._schedule_file, step)
         begin_schedule(self._schedule_file, self.plan, step)
 
-    def trained(self, step: TrainedStep) -> Mapping[str, float]:
+    def on_step_trained(self, step: TrainedStep) -> Mapping[str, float]:
         """See LoopObserver."""
         sampled, trained, options = step.sampled, step.trained, self.plan.recipe.logging
         assert isinstance(sampled, CollectedRollouts), "a policy's samples"

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from attrs import evolve
 
 from rlcore.run.data.mixes import rows_at
-from rlcore.run.data.prompt_stream import PromptOrder, Stream
+from rlcore.run.data.prompt_stream import PromptOrder, RandomPurpose
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.protocols import CollectedRollouts, Source, always
 from rlcore.spi import Row, capabilities
@@ -231,7 +231,7 @@ class RolloutSource(Source):
         indices = self._kept[self._stream.indices(step)]
         return StepPlan(
             rows=rows_at(self._rows, indices),
-            draws=Draws((self._seed, Stream.ROLLOUTS, step + 1), len(indices), self._sampler.samples_per_prompt),
+            draws=Draws((self._seed, RandomPurpose.ROLLOUTS, step + 1), len(indices), self._sampler.samples_per_prompt),
             spare=self._following(step),
         )
 

@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from rlcore import spi
 from rlcore.config.load import raw_from, read_raw
 from rlcore.config.recipe import Recipe
-from rlcore.files import alone, storage_errors
+from rlcore.files import file_lock, storage_errors
 from rlcore.gpu import Device, detect_device
 from rlcore.registry.binding import build_trainer
 from rlcore.registry.discovery import Entry, Registry
@@ -116,7 +116,9 @@ def served_model(serving: Serving, note: Note) -> str:
     final = target.run / "exports" / target.checkpoint.name
     origin = final / ORIGIN
     # Of several servers of a run that begin together one exports, and the others take what it has made.
-    with alone(target.run / EXPORT_LOCK, lambda: note("waiting for another server, which exports a checkpoint of this run")):
+    with file_lock(
+        target.run / EXPORT_LOCK, lambda: note("waiting for another server, which exports a checkpoint of this run")
+    ):
         try:
             digest = hashlib.sha256((target.checkpoint / MANIFEST).read_bytes()).hexdigest()
         except FileNotFoundError as error:

@@ -18,8 +18,8 @@ class TextArenaConfig:
     """The players that are trained, 0 or 1 or both. Rows take them in turn, each game once as each of them; the samples of
     a group are one player's."""
     opponent: str = POLICY
-    """Who plays the other player in training: "policy" (self-play: the policy as it is then; what it says there is not trained
-    on), "random" (a random one of the moves that the game lists), or a function of your own as "package.module:name"."""
+    """The other player in training. "policy": self-play with the present policy, whose turns there are not trained on.
+    "random": a random one of the moves that the game lists. Or a function of your own as "package.module:name"."""
     evaluation_opponent: str = "random"
     """Who plays the other player in evaluations, as `opponent`. Against itself the policy's share of wins says nothing of its
     strength."""

@@ -21,7 +21,7 @@ class VerifiersConfig:
     args: Mapping[str, Argument] = field(factory=dict)
     """Arguments of its function `load_environment`."""
     num_evaluation: Count = 0
-    """Tasks that are held out from the end of its training data, where it has no evaluation data of its own."""
+    """Tasks held out from the end of the training data, if the environment has no evaluation data of its own."""
     success_reward: Finite | None = None
     """The reward from which on a task counts as solved; none: the environment's `pass_threshold`."""
     max_concurrent: Annotated[int, at_least(1)] = 64

@@ -38,10 +38,10 @@ def test_each_set_has_the_figures_of_the_rows_that_were_learned():
         is_in = np.repeat(np.isin(np.arange(5), sequences), lengths)
         figures.add(np.array(sequences), np.where(is_in, logprobs, np.float32(0)))
     step = TrainedStep(step=3, sampled=samples, scored=samples, trained=batch)
-    assert figures.trained(step) == {
+    assert figures.on_step_trained(step) == {
         "data/a/samples": 3.0,
         "data/a/loss": pytest.approx(34 / 5),
         "data/b/samples": 1.0,
         "data/b/loss": 3.5,
     }
-    assert figures.trained(step) == {"data/a/samples": 0.0, "data/b/samples": 0.0}, "each step begins with no update"
+    assert figures.on_step_trained(step) == {"data/a/samples": 0.0, "data/b/samples": 0.0}, "each step begins with no update"

@@ -150,7 +150,7 @@ class Receiver(ChannelReceiver):
 
 
 def index_of(uuid: str) -> int:
-    """This process's own number of a device, which CUDA_VISIBLE_DEVICES may have changed."""
+    """Return this process's own number of a device, which CUDA_VISIBLE_DEVICES may have changed."""
     uuids = [str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())]
     if uuid not in uuids:
         raise RefitError(

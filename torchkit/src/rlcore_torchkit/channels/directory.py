@@ -32,7 +32,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 class Sender(ChannelSender):
-    """One file a bucket, written under another name first and removed once every receiver has loaded it."""
+    """Sends each bucket as a file, written under another name first and removed once every receiver has loaded it."""
 
     num_slots = 2
 
@@ -41,7 +41,7 @@ class Sender(ChannelSender):
         self._folder: Path | None = None
         self._delta: Delta = "off"
         self._specs: tuple[TensorSpec, ...] = ()
-        self._last = Last(device)
+        self._last = BucketCache(device)
         """The buckets of the refit before, as every receiver has them: each is made after this sender, and lost with it."""
         self._series = 0
         """Counts the refits that nothing before them is kept for, by which receivers know when to give up theirs."""
@@ -53,7 +53,7 @@ class Sender(ChannelSender):
         self.end()
         self.sent_bytes = 0
         if (delta, specs) != (self._delta, self._specs):
-            self._last, self._series = Last(self.device), self._series + 1
+            self._last, self._series = BucketCache(self.device), self._series + 1
         self._delta, self._specs = delta, specs
         total_bytes = sum(num_bytes(spec) for spec in specs)
         try:
@@ -112,25 +112,27 @@ class Sender(ChannelSender):
         return None
 
 
-class Last:
-    """Copies of buckets by their numbers."""
+class BucketCache:
+    """Keeps a copy of each bucket, by its number."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._buffers: dict[int, Tensor] = {}
 
     def get(self, index: int) -> Tensor | None:
+        """Return the copy of a bucket on the device; None where there is none."""
         buffer = self._buffers.get(index)
         return None if buffer is None else buffer.to(self._device)
 
     def keep(self, index: int, buffer: Tensor, where: Delta) -> None:
+        """Keep a bucket, on the host or on its own device."""
         self._buffers[index] = buffer.cpu() if where == "host" else buffer
 
 
 class Receiver(ChannelReceiver):
     def __init__(self, device: torch.device, rank: int, options: dict[str, Any]) -> None:
         super().__init__(device, rank, options)
-        self._last, self._series = Last(device), 0
+        self._last, self._series = BucketCache(device), 0
 
     def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> ReceivedBucket:
         try:
@@ -139,7 +141,7 @@ class Receiver(ChannelReceiver):
             remedy = "Set the generator's refit_directory to a folder that every machine of the run sees"
             raise RefitError(f"refit: {where['file']} is not to be seen here. {remedy}") from error
         if (series := where.get("series", 0)) != self._series:
-            self._last, self._series = Last(self.device), series
+            self._last, self._series = BucketCache(self.device), series
         if where.get("delta", "off") == "off":
             return ReceivedBucket(tensors=[tensors[_key(number)] for number in range(len(specs))], stable=True)
         index, size = where["index"], packed_bytes([num_bytes(spec) for spec in specs])

@@ -14,6 +14,7 @@ ALIGNMENT = 256
 
 
 def num_bytes(spec: TensorSpec) -> int:
+    """Return the bytes of a tensor."""
     dtype: torch.dtype = getattr(torch, spec.dtype)
     return prod(spec.shape) * dtype.itemsize
 

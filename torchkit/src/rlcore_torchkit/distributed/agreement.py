@@ -1,4 +1,4 @@
-"""Steps that succeed on all ranks or fail on all: one that went on alone would wait for the others forever."""
+"""Run steps that succeed on all ranks or fail on all: a rank that went on alone would wait for the others forever."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

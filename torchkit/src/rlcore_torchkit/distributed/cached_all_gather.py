@@ -1,4 +1,4 @@
-"""All-gathers a value over ranks, and sends it again only where a rank's value has changed."""
+"""All-gather that sends only digests if no rank's value has changed."""
 
 import hashlib
 from collections.abc import Callable
@@ -19,20 +19,20 @@ class _Round(Generic[T]):
 
 
 class CachedAllGather(Generic[T]):
-    """Gathers a value of each rank. Where all ranks tell what they told together before, digests alone travel.
+    """Gathers a value of each rank. If no rank's value has changed since an earlier round, ranks send only its digest.
 
-    Nothing is taken for unchanged unseen: each rank compares its own value whole with its own of before, and the digest is of
-    the values of all. A rank that is new knows no digest, and then all values are sent once more.
+    Each rank compares its whole value with its earlier one, and the digest covers the values of all ranks. A new rank knows no
+    digest, so all values are sent again.
     """
 
     def __init__(self, gathered: Callable[[Any], list[Any]]) -> None:
-        """`gathered`: what every rank has given, in their order; a collective of all."""
+        """`gathered` is a collective of all ranks. It returns every rank's argument, in the order of ranks."""
         self._gathered = gathered
         self._rounds: list[_Round[T]] = []
         """The last first."""
 
     def by_all(self, own: T) -> tuple[T, ...]:
-        """Every rank's value, in their order; the same object as before where nothing has changed. A collective of all ranks.
+        """Return every rank's value, in the order of ranks; the earlier object if nothing has changed. A collective.
 
         Values are immutable, and those that differ differ in their repr.
         """

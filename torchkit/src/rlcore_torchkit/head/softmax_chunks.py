@@ -103,12 +103,13 @@ class WeightGradient:
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype to compute in: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def scaled_logits(logits: Tensor, temperature: float) -> Tensor:
-    """[C, V]: divided after the cast to float32, as samplers do; not cast at all where there is nothing to divide. Wide logits
-    are overwritten."""
+    """Divide logits [C, V] by the temperature after a cast to float32, as samplers do. At 1.0 return them as they are. Wide
+    logits are overwritten."""
     if temperature == 1.0:
         return logits
     # Not a 0-dim tensor: those do not take part in type promotion, so this divides and casts in one pass.

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcore.files import alone
+from rlcore.files import file_lock
 from rlcore.model_files import CONFIG_FILE, read_object
 from rlcore.schema.file_limits import expanded
 from rlcore.schema.suggestions import listed
@@ -246,7 +246,7 @@ def _code_in_turn() -> AbstractContextManager[None]:
     from transformers import dynamic_module_utils
 
     lock = Path(dynamic_module_utils.HF_MODULES_CACHE) / ".rlcore.lock"
-    return alone(lock, lambda: logger.info("waiting for another process that copies a model's code and holds %s", lock))
+    return file_lock(lock, lambda: logger.info("waiting for another process that copies a model's code and holds %s", lock))
 
 
 def _copy_code(spec: ModelSpec, config: Any) -> None:

@@ -147,7 +147,7 @@ def check_hub_files(spec: ModelSpec) -> None:
 
 
 def model_file(spec: ModelSpec, name: str) -> Path | None:
-    """One of the model's files; None where it has none of that name."""
+    """Find one of the model's files; None where it has none of that name."""
     directory = expanded(spec.path)
     if directory.is_dir():
         return directory / name if (directory / name).exists() else None

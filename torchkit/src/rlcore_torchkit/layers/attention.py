@@ -139,7 +139,7 @@ class SharedSequences(PackedSequences):
 
     @cached_property
     def plan(self) -> AttentionPlan:
-        """Each sequence reads the rows of its tokens; of tokens that share one, which attend alike, one is kept."""
+        """Plan which rows each sequence reads; tokens that share a row attend alike, and one of them is kept."""
         plan = attention_plan(self.offsets, self.device)
         if plan is None:
             whole = SequenceBucket(num_sequences=self.num_sequences, length=self.max_length, gather=self.rows)

@@ -14,7 +14,7 @@ NOTHING = -1
 
 
 class ShardCache:
-    """One rank's, on the device or the host."""
+    """Keeps one rank's shards, on the device or the host."""
 
     def __init__(self, device: torch.device) -> None:
         self.version = NOTHING

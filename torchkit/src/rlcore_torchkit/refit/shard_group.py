@@ -35,7 +35,7 @@ class ShardGroup(Protocol):
 
 
 class ProcessShardGroup:
-    """By gloo on CPUs, by NCCL on GPUs."""
+    """A process group over gloo on CPUs, or NCCL on GPUs."""
 
     def __init__(
         self,

@@ -19,17 +19,17 @@ _MAX_NAMED = 5
 
 @frozen(kw_only=True)
 class Piece:
-    """A part that one rank sends at once, to all that want it in the same part of theirs."""
+    """One transfer: a slice that one trainer rank sends to some generator ranks, which all want it in equal parts."""
 
     box: ShardSlice
     held: ShardSlice
-    """The sender's part that it is of."""
+    """The sender's part that contains it."""
     wanted: ShardSlice
-    """The receivers' part that it goes into."""
+    """The receivers' part that contains it."""
     sender: int
-    """The number of the rank among the trainer's."""
+    """The number of the trainer's rank."""
     receivers: tuple[int, ...]
-    """The numbers of the ranks among the generator's, ascending."""
+    """The numbers of the generator's ranks, ascending."""
     num_bytes: int
 
 

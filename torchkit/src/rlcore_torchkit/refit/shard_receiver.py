@@ -43,7 +43,7 @@ class ShardReceiver:
         weight_version: int = 0,
         only_changed: bool = False,
     ) -> int:
-        """One refit, as ShardEnd.take. RefitError, WorkerError as of ShardEnd, and where no refit comes; the rank has left the
+        """Refit once, as ShardEnd.take. RefitError, WorkerError as of ShardEnd, and where no refit comes; the rank has left the
         group then, so that the others do not wait for it."""
         try:
             end = self._joined()

@@ -1,7 +1,7 @@
 """The rendezvous of a refit by shards: generators of several trainer ranks join one process group with the trainer.
 
-A generator knows its own ranks alone. The trainer's rank beside it tells them, in the store of their route and before each
-refit, by which route all go and which place they have in it.
+A generator knows only its own ranks. Before each refit, its trainer rank publishes the common route in the store of the
+generator's own route, with the number of the generator's first rank in it.
 """
 
 import hashlib
@@ -22,9 +22,9 @@ VALUE_BYTES = 2**22
 
 
 def common_route(routes: Sequence[ShardRoute], number: int) -> ShardRoute:
-    """The route to the ranks of all of these, in their order.
+    """Join routes to one that reaches the ranks of all, in their order.
 
-    `number` counts the groups that they have made. Each has a name of its own; the first of a single route is the route itself.
+    `number` counts the groups made so far. Each has its own name; the first group of a single route is the route itself.
     """
     if len(routes) == 1 and number == 1:
         return routes[0]
@@ -38,13 +38,13 @@ def common_route(routes: Sequence[ShardRoute], number: int) -> ShardRoute:
     )
 
 
-def places(routes: Sequence[ShardRoute]) -> list[int]:
-    """The number of each route's first rank among those of all routes."""
+def first_ranks(routes: Sequence[ShardRoute]) -> list[int]:
+    """Return the number of each route's first rank among the ranks of all routes."""
     return [0, *accumulate(len(route.wanted) for route in routes)][: len(routes)]
 
 
 class Rendezvous:
-    """The common route of each refit, in the store of one of the routes: to be told, or to be heard of."""
+    """Publishes or reads the common route of each refit, in the store of one route."""
 
     def __init__(self, route: ShardRoute) -> None:
         """WorkerError where the store is not there."""
@@ -58,7 +58,7 @@ class Rendezvous:
         self._store = PrefixStore(f"notices-{route.name}", store)
 
     def tell(self, common: ShardRoute, place: int) -> None:
-        """Called once for each refit."""
+        """Publish the common route, and the number of this route's first rank in it. Called once for each refit."""
         key = f"{common.name}@{place}"
         try:
             if key != self._known[0]:
@@ -69,7 +69,7 @@ class Rendezvous:
         self._known, self._number = (key, common), self._number + 1
 
     def hear(self) -> tuple[ShardRoute, int]:
-        """The next refit's route, and the place in it of this one's first rank; waits for it."""
+        """Wait for the next refit's common route, and the number of this route's first rank in it."""
         try:
             key = self._store.get(str(self._number)).decode()
             if key != self._known[0]:
@@ -98,7 +98,7 @@ def _host(route: ShardRoute) -> str:
 
 
 def _written(route: ShardRoute) -> str:
-    """As JSON, in which ranks that want the same name it once."""
+    """Return a route as JSON, which holds equal wanted parts of several ranks once."""
     kinds = list(dict.fromkeys(route.wanted))
     number_of = {wanted: number for number, wanted in enumerate(kinds)}
     return json.dumps(

@@ -1,4 +1,4 @@
-"""One rank's end of a route: the plan of what it sends or takes, in windows, and the group by which it does."""
+"""One rank's end of a route: its plan of what to send or take, in windows, and its process group."""
 
 import hashlib
 from collections import defaultdict
@@ -15,9 +15,9 @@ from rlcore.spi.weights import ITEM_BYTES, ShardRoute, ShardSlice, TensorSpec
 from rlcore_torchkit.refit.shard_cache import NOTHING, ShardCache
 from rlcore_torchkit.refit.shard_group import ProcessShardGroup
 from rlcore_torchkit.refit.shard_plan import Piece, plan_pieces
-from rlcore_torchkit.refit.shard_slices import Layout, cut_alike, first_alike
+from rlcore_torchkit.refit.shard_slices import Layout, common_refinement, first_equal_ranks
 from rlcore_torchkit.refit.shard_slices import whole_slice as whole_slice
-from rlcore_torchkit.refit.shard_transfer import Bucket, Moved, ShardTransfer, make_bucket_list
+from rlcore_torchkit.refit.shard_transfer import Bucket, ShardTransfer, TransferStats, make_bucket_list
 
 PIECES_PER_WINDOW = 4
 """A part is cut into so many pieces at most where replicas can share it."""
@@ -65,7 +65,7 @@ class ShardEnd:
         """`rank` counts in the group: the trainer's first. RefitError, WorkerError as of ProcessShardGroup."""
         world_size = len(held) + len(route.wanted)
         self.windows: tuple[Window, ...] = ()
-        self.wanted: Layout = cut_alike(route.wanted)
+        self.wanted: Layout = common_refinement(route.wanted)
         """The route's, in parts that are equal or have nothing in common: what several ranks want is sent once."""
         self.received_bytes = 0
         """Bytes that the last `take` brought, from the trainer's ranks and from others that take the same."""
@@ -94,7 +94,7 @@ class ShardEnd:
         *,
         last: Mapping[ShardSlice, Tensor] | None = None,
         in_step: Set[int] | None = None,
-    ) -> Moved:
+    ) -> TransferStats:
         """A window's pieces, as ShardTransfer.run."""
         window = self.windows[number]
         transfer = ShardTransfer(
@@ -114,7 +114,7 @@ class ShardEnd:
 
         With `kept` changes alone may come: to these copies, which are of `weight_version` then. With `only_changed` tensors are
         not loaded of which all parts are as they were."""
-        wanted, total = self.wanted[self._rank - self._num_senders], Moved(digest=0)
+        wanted, total = self.wanted[self._rank - self._num_senders], TransferStats(digest=0)
         of_name: dict[str, list[ShardSlice]] = defaultdict(list)
         for box in wanted:
             of_name[box.name].append(box)
@@ -182,7 +182,7 @@ def _divided(
 ) -> list[list[list[ShardSlice]]]:
     """Return the parts of each rank, window by window, in one list for ranks with the same parts. Unknown tensors are in the
     first."""
-    firsts = first_alike(layout)
+    firsts = first_equal_ranks(layout)
     divided: dict[int, list[list[ShardSlice]]] = {}
     for rank in dict.fromkeys(firsts):
         runs = divided[rank] = [[] for _ in range(num_runs)]

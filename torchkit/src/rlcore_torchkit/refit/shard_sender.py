@@ -27,9 +27,9 @@ from rlcore.spi.weights import ShardSlice
 from rlcore_torchkit.distributed.cached_all_gather import CachedAllGather
 from rlcore_torchkit.refit.digest import tensor_digests
 from rlcore_torchkit.refit.shard_cache import ShardCache
-from rlcore_torchkit.refit.shard_rendezvous import Rendezvous, common_route, places
+from rlcore_torchkit.refit.shard_rendezvous import Rendezvous, common_route, first_ranks
 from rlcore_torchkit.refit.shard_route import ShardEnd
-from rlcore_torchkit.refit.shard_transfer import Moved
+from rlcore_torchkit.refit.shard_transfer import TransferStats
 
 ReadParts = Callable[[Sequence[TensorSpec]], Mapping[ShardSlice, Tensor]]
 """This rank's parts of some tensors; called on all ranks in one order, so that it may gather."""
@@ -105,7 +105,7 @@ class ShardSender:
         routes = [route for route in self._routes.by_all(shards.route) if route is not None]
         end: ShardEnd | None = None
         in_step: Set[int] | None = None
-        total, kept = Moved(digest=0), self._kept_of(shards, specs) if routes else None
+        total, kept = TransferStats(digest=0), self._kept_of(shards, specs) if routes else None
         with self._failing_together():
             if routes:
                 end = self._joined(routes, shards, specs)
@@ -184,7 +184,7 @@ class ShardSender:
         self._num_made[meeting] += known is None
         route = common_route(routes, self._num_made[meeting])
         if shards.route is not None:
-            self._tell(shards.route, route, dict(zip(meeting, places(routes), strict=True)))
+            self._tell(shards.route, route, dict(zip(meeting, first_ranks(routes), strict=True)))
         if known is not None:
             return known[1]
         end = ShardEnd(

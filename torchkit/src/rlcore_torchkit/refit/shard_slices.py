@@ -14,13 +14,14 @@ Layout = tuple[tuple[ShardSlice, ...], ...]
 
 
 def whole_slice(spec: TensorSpec) -> ShardSlice:
+    """Return the slice that is the whole tensor."""
     return ShardSlice(spec.name, (0,) * len(spec.shape), spec.shape)
 
 
-def cut_alike(wanted: Sequence[Sequence[ShardSlice]]) -> Layout:
-    """The layout with parts cut where another rank's begin or end: two of them are equal then, or have nothing in common."""
+def common_refinement(wanted: Sequence[Sequence[ShardSlice]]) -> Layout:
+    """Cut the parts of a layout where another rank's begin or end. Two cut parts are then equal or have nothing in common."""
     distinct: dict[str, dict[ShardSlice, None]] = defaultdict(dict)
-    firsts = first_alike(wanted)
+    firsts = first_equal_ranks(wanted)
     for rank in dict.fromkeys(firsts):
         for box in wanted[rank]:
             distinct[box.name][box] = None
@@ -31,8 +32,8 @@ def cut_alike(wanted: Sequence[Sequence[ShardSlice]]) -> Layout:
     return tuple(made[first] for first in firsts)
 
 
-def first_alike(layout: Sequence[Sequence[ShardSlice]]) -> list[int]:
-    """For each rank the first that has the same parts in the same order: in large layouts most have another's."""
+def first_equal_ranks(layout: Sequence[Sequence[ShardSlice]]) -> list[int]:
+    """Return for each rank the first rank with the same parts in the same order: in large layouts most ranks repeat one."""
     first, known, found = dict[tuple[ShardSlice, ...], int](), dict[int, int](), list[int]()
     for rank, boxes in enumerate(layout):
         if id(boxes) not in known:
@@ -41,9 +42,9 @@ def first_alike(layout: Sequence[Sequence[ShardSlice]]) -> list[int]:
     return found
 
 
-def with_rest(specs: Sequence[TensorSpec], wanted: Sequence[Sequence[ShardSlice]]) -> Layout:
-    """The layout with what no rank wants added, each part to the rank that wants least; cut as by `cut_alike`."""
-    *cut, all_parts = cut_alike([*wanted, [whole_slice(spec) for spec in specs]])
+def add_unwanted(specs: Sequence[TensorSpec], wanted: Sequence[Sequence[ShardSlice]]) -> Layout:
+    """Add the parts that no rank wants, each to the rank that wants least. The layout is cut by `common_refinement`."""
+    *cut, all_parts = common_refinement([*wanted, [whole_slice(spec) for spec in specs]])
     item_bytes = {spec.name: ITEM_BYTES[spec.dtype] for spec in specs}
     distinct = {id(boxes): boxes for boxes in cut}
     load_of = {key: sum(box.size * item_bytes[box.name] for box in boxes) for key, boxes in distinct.items()}

@@ -95,8 +95,8 @@ class Bucket:
 
 
 @frozen(kw_only=True)
-class Moved:
-    """The bytes that one rank has sent or taken, and their digest."""
+class TransferStats:
+    """The bytes that one rank has sent or received, and their digest."""
 
     digest: int
     """The sum mod 2^64 of the weighed digests, one for each receiver; that over all senders equals that over all receivers."""
@@ -105,8 +105,8 @@ class Moved:
     changed: frozenset[ShardSlice] = frozenset()
     """Wanted parts that are not as they were before."""
 
-    def __add__(self, other: "Moved") -> "Moved":
-        return Moved(
+    def __add__(self, other: "TransferStats") -> "TransferStats":
+        return TransferStats(
             digest=(self.digest + other.digest) % 2**64,
             sent_bytes=self.sent_bytes + other.sent_bytes,
             received_bytes=self.received_bytes + other.received_bytes,
@@ -131,7 +131,7 @@ class ShardTransfer:
         *,
         last: Mapping[ShardSlice, Tensor] | None = None,
         in_step: Set[int] | None = None,
-    ) -> Moved:
+    ) -> TransferStats:
         """Send from `held`, cast to the announced dtype, and receive into `wanted`; every rank of the group calls it.
 
         `in_step` is None on all of them or on none. In a bucket for ranks that are all among the sender's `in_step` changes
@@ -140,7 +140,7 @@ class ShardTransfer:
         a time.
         """
         dtypes: dict[str, torch.dtype] = {spec.name: getattr(torch, spec.dtype) for spec in self.specs}
-        own, moved, wrong = self.group.rank, Moved(digest=0), list[str]()
+        own, moved, wrong = self.group.rank, TransferStats(digest=0), list[str]()
         mine = [bucket for bucket in self.buckets if own == bucket.sender or own in self._takers(bucket)]
         for number in range(1 + max((bucket.number for bucket in mine), default=-1)):
             leaving, arriving = list[tuple[Bucket, Tensor]](), list[Bucket]()
@@ -149,7 +149,7 @@ class ShardTransfer:
                     by_changes = in_step is not None and in_step >= {*self._takers(bucket)}
                     message, digest = self._message(bucket, dtypes, held, last if by_changes else None)
                     weighed = sum(bucket.weighed(digest, receiver) for receiver in bucket.receivers)
-                    moved += Moved(digest=weighed, sent_bytes=len(message))
+                    moved += TransferStats(digest=weighed, sent_bytes=len(message))
                     leaving.append((bucket, message))
                 else:
                     arriving.append(bucket)
@@ -157,7 +157,7 @@ class ShardTransfer:
             for bucket, message in zip(arriving, messages, strict=True):
                 found = self._taken(bucket, message, dtypes, wanted)
                 wrong += [] if found else [f"{piece.box.name} from rank {bucket.sender}" for piece in bucket.pieces]
-                moved += (found or Moved(digest=0)) + Moved(digest=0, received_bytes=len(message))
+                moved += (found or TransferStats(digest=0)) + TransferStats(digest=0, received_bytes=len(message))
         if wrong:
             raise RefitError(f"refit: {len(wrong)} piece(s) changed on the way: {listed(wrong, _MAX_NAMED)}")
         return moved
@@ -221,8 +221,8 @@ class ShardTransfer:
 
     def _taken(
         self, bucket: Bucket, message: Tensor, dtypes: Mapping[str, torch.dtype], wanted: Mapping[ShardSlice, Tensor]
-    ) -> Moved | None:
-        """None, and nothing taken, where the bucket is not as it was sent."""
+    ) -> TransferStats | None:
+        """Take a bucket; None, and nothing taken, if it differs from the one that was sent."""
         changed = frozenset(piece.wanted for piece in bucket.pieces)
         if len(message) < bucket.num_bytes:
             before = bucket.packed(dtypes, lambda piece: wanted[piece.wanted][piece.box.within(piece.wanted)], self.device)
@@ -236,7 +236,7 @@ class ShardTransfer:
         digest = bucket.unpacked(message, dtypes, wanted)
         if digest is None:
             return None
-        return Moved(digest=bucket.weighed(digest, self.group.rank - self.num_senders), changed=changed)
+        return TransferStats(digest=bucket.weighed(digest, self.group.rank - self.num_senders), changed=changed)
 
 
 def make_bucket_list(pieces: Sequence[Piece], max_bucket_bytes: int) -> tuple[Bucket, ...]:

@@ -28,21 +28,22 @@ class LossConfig:
     """Options of `rlcore_torchkit.rl.policy_gradient.policy_gradient_loss`, which reads nothing else."""
 
     objective: ObjectiveName = "clipped"
-    """The objective, A being a token's advantage and ρ its ratio: "clipped" bounds Aρ (PPO, arXiv:1707.06347); "cispo" weighs
-    log-probabilities by A and the clipped ρ, a constant (arXiv:2506.13585); "sapo" lets a sigmoid of ρ fade out instead of
-    clipping (arXiv:2511.20347); "gmpo" takes the geometric mean of a sequence's clipped ratios (arXiv:2507.20673); "vespo"
-    weighs log-probabilities by A and a kernel of the whole sequence's ratio (arXiv:2602.10693); "policy_gradient" by A alone
-    (REINFORCE). "clip_cov" is "clipped" without a few tokens that would lower the entropy most, "kl_cov" is Aρ with a penalty
-    on those (arXiv:2505.22617)."""
+    """The objective of a token with advantage A and ratio ρ. "clipped": a clipped Aρ (PPO, arXiv:1707.06347). "cispo":
+    log-probabilities weighted by A and the clipped ρ, a constant (arXiv:2506.13585). "sapo": a sigmoid of ρ fades out instead
+    of clipping (arXiv:2511.20347). "gmpo": the geometric mean of a sequence's clipped ratios (arXiv:2507.20673). "vespo":
+    log-probabilities weighted by A and a kernel of the sequence's ratio (arXiv:2602.10693). "policy_gradient":
+    log-probabilities weighted by A (REINFORCE). "clip_cov": "clipped" without a few tokens that would lower the entropy most.
+    "kl_cov": Aρ with a penalty on those tokens (both arXiv:2505.22617)."""
     ratio: RatioLevel = "token"
-    """Whose ratio ρ of the policy to the previous one a token has: its own; its sequence's, the geometric mean over loss tokens
-    (GSPO, arXiv:2507.18071, whose clip_low and clip_high are 3e-4 and 4e-4); the same with the gradient of the token alone
-    (GSPO-token); or the product over the sequence (RLOO, arXiv:2402.14740)."""
+    """The ratio ρ of the policy to the previous one. "token": the token's own. "sequence": the geometric mean over the
+    sequence's loss tokens (GSPO, arXiv:2507.18071, with clip_low = 3e-4 and clip_high = 4e-4). "sequence_token": the same, with
+    the token's own gradient (GSPO-token). "sequence_product": the product over the sequence (RLOO, arXiv:2402.14740)."""
     loss_normalisation: Normalisation = "token"
-    """Mean over the tokens of the optimizer step; mean over its sequences of each one's mean; or sum over its tokens
-    divided by its sequences times `constant_length`, which weighs a token alike in long and short answers."""
+    """The mean of the loss. "token": over the tokens of the optimizer step. "sequence": over its sequences, of each sequence's
+    mean. "constant": the sum over its tokens, divided by its sequences times `constant_length`. A token then has the same
+    weight in long and short answers."""
     constant_length: Positive | None = None
-    """Tokens that `loss_normalisation = "constant"` divides by; none is rollout.max_response_tokens."""
+    """Tokens that `loss_normalisation = "constant"` divides by; None is rollout.max_response_tokens."""
     clip_low: Share = 0.2
     """The probability ratio is clipped from below at 1 - clip_low, by the objectives "clipped", "clip_cov", "cispo" and
     "gmpo"; 1 never clips."""
@@ -53,7 +54,7 @@ class LossConfig:
     sapo_temperature_positive: Annotated[float, above(0)] = 1.0
     """With `objective = "sapo"`: how fast a token of positive advantage fades out as its ratio leaves 1."""
     sapo_temperature_negative: Annotated[float, above(0)] = 1.05
-    """How fast one of negative advantage does."""
+    """With `objective = "sapo"`: how fast a token of negative advantage fades out."""
     vespo_power_positive: Annotated[float, at_least(0)] = 2.0
     """With `objective = "vespo"`: the power k of the sequence's ratio w in the kernel w^k exp(λ (1 - w)), at advantages of at
     least 0."""
@@ -64,12 +65,13 @@ class LossConfig:
     vespo_decay_negative: Annotated[float, at_least(0)] = 2.0
     """The kernel's λ at negative advantages."""
     covariance_share: Annotated[float, above_at_most(0, 1)] = 2e-4
-    """With "clip_cov" and "kl_cov": the share of the step's loss tokens that is chosen by (log π - its mean)(A - its mean), π
-    the sampler's probability and the means those of the step: at random between the two bounds, or the greatest."""
+    """The share of the step's loss tokens that "clip_cov" and "kl_cov" choose. A token's covariance is (log π - its mean)(A -
+    its mean), with the sampler's probability π and means over the step. "clip_cov" chooses at random between the two bounds;
+    "kl_cov" chooses the greatest."""
     covariance_minimum: Annotated[float, at_least(0)] = 1.0
-    """With "clip_cov": the least such product of a token that may be chosen."""
+    """With "clip_cov": the least covariance of a token that may be chosen."""
     covariance_maximum: Annotated[float, at_least(0)] = 5.0
-    """With "clip_cov": the greatest."""
+    """With "clip_cov": the greatest covariance of a token that may be chosen."""
     covariance_penalty: Annotated[float, above(0)] = 1.0
     """With "kl_cov": weight of |log ρ| at the chosen tokens."""
     kl_coefficient: Annotated[float, at_least(0)] = 0.0
@@ -77,41 +79,40 @@ class LossConfig:
     kl_estimator: KlEstimator = "k3"
     """Per-token estimator of that divergence (Schulman, "Approximating KL Divergence")."""
     kl_gradient: KlGradient = "expectation"
-    """Follow the gradient of the estimator's expectation under the policy, or differentiate the estimates alone (with
-    which "k1" has no effect on average)."""
+    """The gradient of the KL term. "expectation": of the estimator's expectation under the policy. "estimate": of the estimates
+    alone, with which "k1" has no effect on average."""
     kl_importance: Literal["none", "previous", "generation"] = "none"
-    """Weigh each token's estimate by the policy's probability over that of the policy named, which drew the token: then it
-    estimates the divergence of the policy as it is in later updates too (DeepSeek-V3.2, arXiv:2512.02556)."""
+    """Weight each token's estimate by its probability under the policy over that under the named policy, which sampled it. It
+    then estimates the KL of the current policy in later updates too (DeepSeek-V3.2, arXiv:2512.02556)."""
     importance_correction: Literal["token", "sequence", "none"] = "token"
-    """Weigh each token by the ratio of the trainer's to the generator's probability, both at the start of the step, of the
-    token or of its whole sequence, so that a numerical difference between the two does not bias the gradient. 1 where
-    previous_logprobs is "generation"."""
+    """Weight each token by the ratio of the trainer's to the generator's probability at the start of the step, so that a
+    numerical difference does not bias the gradient. "token": the token's own ratio. "sequence": its sequence's. "none": no
+    weight. The weight is 1 if previous_logprobs is "generation"."""
     importance_bound: ImportanceBound = "truncate"
-    """A weight outside its bounds becomes the nearest bound (truncated importance sampling), or 0 (IcePop,
-    arXiv:2510.18855)."""
+    """What a weight outside its bounds becomes. "truncate": the nearest bound (truncated importance sampling). "mask": 0
+    (IcePop, arXiv:2510.18855)."""
     importance_minimum: Annotated[float, at_least(0)] = 0.0
     """Lower bound of that weight."""
     importance_maximum: Annotated[float, _POSITIVE] = 2.0
     """Upper bound of that weight."""
     geometric_minimum: Annotated[float, at_least(0)] = 0.0
-    """Leave out a sequence where the geometric mean of its tokens' ratios, trainer to generator, is below this."""
+    """Mask a sequence if the geometric mean of its tokens' ratios, trainer to generator, is below this."""
     geometric_maximum: Annotated[float, _UNBOUNDED] = inf
-    """Leave out a sequence where that mean is above this."""
+    """Mask a sequence if that mean is above this."""
     off_policy_maximum: Annotated[float, above(0)] | None = None
-    """Leave out tokens of negative advantage in a sequence whose mean of log-probabilities, generator's less policy's, is above
-    this many nats (DeepSeek-V3.2's off-policy sequence mask, arXiv:2512.02556, equation 9); None leaves out none."""
+    """Mask tokens of negative advantage in a sequence if the mean of generator's minus policy's log-probabilities is above this
+    many nats (DeepSeek-V3.2's off-policy sequence mask, arXiv:2512.02556, equation 9). None masks nothing."""
     entropy_minimum: Annotated[float, above(0)] | None = None
-    """Optimise tokens alone at which the policy's entropy is at least this many nats: the forking tokens of arXiv:2506.01939,
-    which takes the 20 % of most entropy in a batch; None is all tokens."""
+    """Train only on tokens at which the policy's entropy is at least this many nats: the forking tokens of arXiv:2506.01939,
+    which takes the 20 % of highest entropy in a batch. None is all tokens."""
     previous_logprobs: Literal["auto", "trainer", "generation"] = "auto"
-    """Whose log-probabilities at the start of the step the probability ratio is taken against: "trainer" computes them
-    where a step has several updates; "generation" takes those that the sampler gave; "auto" does so where they are exact, in
-    float32 and with nothing in fewer bits on either side, but not with "kl_cov" or geometric bounds, which need the
-    trainer's."""
+    """The source of the ratio's denominator, the log-probabilities at the start of the step. "trainer": the trainer computes
+    them if a step has several updates. "generation": the sampler's. "auto": "generation" if they are exact, in float32 on both
+    sides, and neither "kl_cov" nor a geometric bound needs the trainer's; else "trainer"."""
     entropy_coefficient: Annotated[float, at_least(0)] = 0.0
     """Weight of an entropy bonus."""
     entropy_metric: Literal["exact", "estimate"] = "exact"
-    """Report the entropy computed over the vocabulary, or estimate it from the sampled tokens at no cost."""
+    """The entropy that is reported. "exact": computed over the vocabulary. "estimate": from the sampled tokens, at no cost."""
 
     @property
     def masks_by_geometric_mean(self) -> bool:

@@ -135,8 +135,8 @@ def clipped_objective(
     return Objective(loss=loss, ratio=ratio, figures={**figures, "dual_clip_fraction": dual_clipped})
 
 
-def without(objective: Objective, chosen: Tensor) -> Objective:
-    """The objective without the tokens of `chosen` bool [T], which get no gradient: Clip-Cov (arXiv:2505.22617)."""
+def drop_tokens(objective: Objective, chosen: Tensor) -> Objective:
+    """Drop the tokens of `chosen` bool [T] from the objective: they get no gradient (Clip-Cov, arXiv:2505.22617)."""
     figures = {**objective.figures, "high_covariance": chosen}
     return evolve(objective, loss=objective.loss * ~chosen, figures=figures)
 
@@ -287,8 +287,8 @@ def sequence_importance_ratio(previous: Tensor, generation: Tensor, sequences: S
     return sequences.spread(total.exp().nan_to_num(nan=0.0))
 
 
-def bounded(ratio: Tensor, bound: ImportanceBound, *, minimum: float, maximum: float) -> Tensor:
-    """The ratio itself within [minimum, maximum]; outside it
+def bound_importance_weight(ratio: Tensor, bound: ImportanceBound, *, minimum: float, maximum: float) -> Tensor:
+    """Return the ratio itself within [minimum, maximum]; outside it
 
     - "truncate": the nearest bound (truncated importance sampling: Ionides 2008, "Truncated Importance Sampling");
     - "mask": 0 (IcePop, in Ring-1T's report, arXiv:2510.18855).
@@ -306,7 +306,7 @@ def within_geometric_mean(
     return sequences.spread((ratio >= minimum) & (ratio <= maximum))
 
 
-def on_policy(current: Tensor, generation: Tensor, advantages: Tensor, sequences: Sequences, *, maximum: float) -> Tensor:
+def off_policy_mask(current: Tensor, generation: Tensor, advantages: Tensor, sequences: Sequences, *, maximum: float) -> Tensor:
     """bool [T]: False where A < 0 and the mean of generation - current over the sequence's loss tokens, in nats, is above
     `maximum` (off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556, equation 9)."""
     divergence = sequences.spread(sequences.mean(generation - current.detach()))
@@ -364,7 +364,7 @@ def correction_of(
             else:
                 ratio = importance_ratio(previous, generation)
             low, high = config.importance_minimum, config.importance_maximum
-            weight = bounded(ratio, config.importance_bound, minimum=low, maximum=high)
+            weight = bound_importance_weight(ratio, config.importance_bound, minimum=low, maximum=high)
             outside = (ratio < low) | (ratio > high)
             sums["importance_truncated" if config.importance_bound == "truncate" else "importance_masked"] = mean(outside)
             sums["importance_weight"] = mean(weight)
@@ -376,7 +376,7 @@ def correction_of(
         sums.update(sequence_mismatch(previous, generation, sequences, inputs.counts))
         maxima.update(sequence_maxima(previous, generation, sequences))
     if config.off_policy_maximum is not None:
-        kept["off_policy_masked"] = on_policy(
+        kept["off_policy_masked"] = off_policy_mask(
             current, generation, inputs.token_columns[ADVANTAGES], sequences, maximum=config.off_policy_maximum
         )
     if config.entropy_minimum is not None:
@@ -481,7 +481,7 @@ def _objective(
             return clipped_objective(log_ratio, advantages, **bounds, dual_clip=config.dual_clip)
         case "clip_cov":
             clipped = clipped_objective(log_ratio, advantages, **bounds, dual_clip=None)
-            return without(clipped, inputs.token_columns[HIGH_COVARIANCE] > 0)
+            return drop_tokens(clipped, inputs.token_columns[HIGH_COVARIANCE] > 0)
         case "kl_cov":
             chosen = inputs.token_columns[HIGH_COVARIANCE] > 0
             return penalised_objective(log_ratio, advantages, chosen, coefficient=config.covariance_penalty)

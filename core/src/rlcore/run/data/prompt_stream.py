@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rlcore.spi.arrays import Int64Array
 
 
-class Stream(IntEnum):
+class RandomPurpose(IntEnum):
     """The purpose of a random draw; the second element of a numpy SeedSequence key. Each purpose and step has its own
     stream, so that a resumed run draws what the first would have drawn."""
 
@@ -114,7 +114,7 @@ class MixedStream(PromptOrder):
 
 def _sets(bounds: Sequence[int], seed: int, position: int, end: int) -> NDArray[np.int64]:
     """int64 [end - position]: the set of each place. All is computed in integers, modulo 2**64."""
-    offset = np.random.SeedSequence([seed, Stream.DATA]).generate_state(1, np.uint64)
+    offset = np.random.SeedSequence([seed, RandomPurpose.DATA]).generate_state(1, np.uint64)
     points = np.arange(position + 1, end + 1, dtype=np.uint64) * np.uint64(WEYL) + offset
     return np.searchsorted(np.asarray(bounds, np.uint64), points, side="right").astype(np.int64)
 
@@ -130,5 +130,5 @@ def _counts(bounds: tuple[int, ...], seed: int, chunk: int) -> Int64Array:
 
 @lru_cache(maxsize=16)  # steps follow each other within an epoch; shuffling a million rows again for each is slow
 def _epoch_order(num_rows: int, seed: int, epoch: int, number: int) -> Int64Array:
-    key = [seed, Stream.DATA, epoch] + ([number] if number else [])
+    key = [seed, RandomPurpose.DATA, epoch] + ([number] if number else [])
     return np.random.default_rng(key).permutation(num_rows)

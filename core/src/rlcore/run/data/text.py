@@ -49,7 +49,7 @@ class Conversations(Protocol):
     """The conversations of episodes by their numbers, and the tokens that each reads after a turn."""
 
     def begin(self, episodes: Sequence[int], prompt: spi.Observation) -> None:
-        """Some episodes begin with the same prompt."""
+        """Begin episodes that share a prompt."""
 
     def __contains__(self, episode: int) -> bool:
         """Return whether an episode has begun that has not ended."""

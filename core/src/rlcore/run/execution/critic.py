@@ -63,7 +63,7 @@ class CriticResidency:
 
 @frozen(kw_only=True, eq=False)
 class Critic:
-    """A second trainer, whose model tells values in place of tokens. Its version is the loop position's `critic_version`."""
+    """The value model, trained by a second trainer. Its version is the loop position's `critic_version`."""
 
     group: TrainerGroup
     residency: CriticResidency
@@ -72,7 +72,7 @@ class Critic:
     """Planned updates that come before the policy's first."""
 
     def score(self, samples: spi.RolloutBatch, position: LoopPosition) -> spi.RolloutBatch:
-        """The samples with the column `values`, told by the present critic, of whatever age the tokens are."""
+        """Add the column `values` of the present critic, also to tokens of older weights."""
         batch = samples.batch
         with self.residency.working(), self.clock.phase("logprobs"):
             values = self.group.values(batch, np.arange(batch.num_sequences), position.critic_version)
@@ -85,8 +85,8 @@ class Critic:
         training: spi.TrainingBatch,
         position: LoopPosition,
     ) -> dict[str, float]:
-        """An update on each of the policy's minibatches, whose places in the schedule count from the end of the warm-up.
-        Return the figures, as `critic/<name>`, and move `position.critic_version` on."""
+        """Make an update on each of the policy's minibatches, whose schedule steps count from the end of the warm-up. Return
+        the metrics as `critic/<name>`, and advance `position.critic_version`."""
         if training.critic_loss is None:
             return {}
         results = []
@@ -95,7 +95,7 @@ class Critic:
                 planned = minibatch.schedule_step + self.num_warmup_updates
                 with self.clock.phase("train"):
                     result, _ = self.group.train_step(
-                        evolve(minibatch, batch=without_choices(minibatch.batch), schedule_step=planned),
+                        evolve(minibatch, batch=without_policy_choices(minibatch.batch), schedule_step=planned),
                         training.critic_loss,
                         position.critic_version,
                         bounds={},
@@ -106,7 +106,7 @@ class Critic:
         return {f"critic/{name}": value for name, value in training_metrics(results).items()}
 
 
-def without_choices(batch: spi.TokenBatch) -> spi.TokenBatch:
-    """Without what the policy's generator chose among, experts and tokens, which says nothing of the critic."""
+def without_policy_choices(batch: spi.TokenBatch) -> spi.TokenBatch:
+    """Drop the policy's expert choices and sampling masks, which do not apply to the critic."""
     columns = {name: column for name, column in batch.token_columns.items() if name != spi.ROUTED_EXPERTS}
     return evolve(batch, token_columns=columns, sampling_mask=None)

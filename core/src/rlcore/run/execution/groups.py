@@ -21,10 +21,10 @@ TokensRequest: TypeAlias = spi.LogprobsRequest | spi.ValuesRequest
 """A request that is answered by one number a token."""
 
 
-def tokens_figures(
+def per_token_results(
     handle: TrainerHandle, request: TokensRequest, microbatches: tuple[spi.TokenBatch, ...]
 ) -> tuple[Float32Array, ...]:
-    """float32 [T] of each microbatch: what the request asks for, given its microbatches."""
+    """Return the trainer's answer to the request, float32 [T] for each microbatch."""
     if isinstance(request, spi.ValuesRequest):
         return handle.get_values(evolve(request, microbatches=microbatches)).values
     return handle.get_logprobs(evolve(request, microbatches=microbatches)).logprobs
@@ -59,7 +59,7 @@ class InProcessGroup(Generic[HandleT]):
 
 
 class MinibatchTrainer(ABC):
-    """Turns what the loop wants into requests that lack only their microbatches, and batches into what those may read."""
+    """Turns the loop's calls into requests without microbatches, and selects the columns that they read."""
 
     temperature: float
     whole_groups: bool
@@ -71,7 +71,7 @@ class MinibatchTrainer(ABC):
 
     @abstractmethod
     def _train(self, request: spi.TrainStepRequest, minibatch: Minibatch) -> tuple[spi.TrainStepResult, Float32Array | None]:
-        """The step on the minibatch; with its log-probabilities [T] where the request asks for them."""
+        """Make the step on the minibatch. Return its log-probabilities [T] too where the request asks for them."""
 
     @abstractmethod
     def _evaluate(self, request: TokensRequest, batch: spi.TokenBatch, sequences: Int64Array) -> Float32Array:
@@ -84,7 +84,7 @@ class MinibatchTrainer(ABC):
     def train_step(
         self, minibatch: Minibatch, loss: spi.LossSpec, weight_version: int, *, bounds: Mapping[str, float], logprobs: bool
     ) -> tuple[spi.TrainStepResult, Float32Array | None]:
-        """One optimizer step on the minibatch, and its log-probabilities where asked for."""
+        """Make one optimizer step on the minibatch. Return its log-probabilities where asked for."""
         request = spi.TrainStepRequest(
             microbatches=(),
             counts=minibatch.counts,
@@ -125,7 +125,7 @@ class CutMinibatch:
     microbatches: tuple[spi.TokenBatch, ...]
 
     def with_column(self, name: str, values: Iterator[Float32Array]) -> "CutMinibatch":
-        """One more token column; `values` returns that of each microbatch in turn."""
+        """Add a token column; `values` returns that of each microbatch in turn."""
         return evolve(self, microbatches=tuple(one.with_token_column(name, next(values)) for one in self.microbatches))
 
 
@@ -150,7 +150,7 @@ class InProcessTrainer(InProcessGroup[TrainerHandle], MinibatchTrainer):
         for column in columns:
             request, later = self._logprobs_request(column.model, weight_version), held[column.first :]
             bare = tuple(without_columns(one, column.model) for cut in later for one in cut.microbatches)
-            found = iter(tokens_figures(self.handle, request, bare))
+            found = iter(per_token_results(self.handle, request, bare))
             held[column.first :] = [cut.with_column(column.name, found) for cut in later]
         return [evolve(minibatch, held=cut) for minibatch, cut in zip(minibatches, held, strict=True)]
 
@@ -165,7 +165,7 @@ class InProcessTrainer(InProcessGroup[TrainerHandle], MinibatchTrainer):
 
     def _evaluate(self, request: TokensRequest, batch: spi.TokenBatch, sequences: Int64Array) -> Float32Array:
         cut = self._cut(batch, sequences, None)
-        return put_rows(tokens_figures(self.handle, request, cut.microbatches), batch.offsets, cut.sequences)
+        return put_rows(per_token_results(self.handle, request, cut.microbatches), batch.offsets, cut.sequences)
 
     def _cut(self, batch: spi.TokenBatch, sequences: Int64Array, groups: Int64Array | None) -> CutMinibatch:
         plan = plan_microbatches(batch.lengths[sequences], max_tokens=self.max_tokens_per_microbatch, groups=groups)
@@ -182,25 +182,24 @@ class InProcessGenerator(InProcessGroup[GeneratorHandle]):
     """Its one engine either holds weights, or the generation has failed."""
 
     def take_restarts(self) -> int:
-        """None comes back beside others."""
+        """Return 0: the one engine never restarts by itself."""
         return 0
 
     def stream(self, feed: ResponseFeed, weight_version: int) -> None:
-        """Generate what a feed brings until it ends."""
+        """Generate the requests of a feed until it ends."""
         run_stream(self.handle, self.decoder, feed, weight_version)
 
 
 def read_by(loss: spi.LossSpec, batch: spi.TokenBatch) -> spi.TokenBatch:
-    """The batch with what an update with this loss may read."""
+    """Select the columns that an update with this loss reads."""
     return with_columns(batch, {*loss.token_columns, spi.ROUTED_EXPERTS})
 
 
 def without_columns(batch: spi.TokenBatch, model: Literal["policy", "reference"]) -> spi.TokenBatch:
-    """The batch with what log-probabilities of a model may read: of columns the experts alone that the policy's tokens went
-    to."""
+    """Drop all columns but the policy's ROUTED_EXPERTS: log-probabilities read no other."""
     return evolve(with_columns(batch, {spi.ROUTED_EXPERTS} if model == "policy" else set()), sequence_columns={})
 
 
 def with_columns(batch: spi.TokenBatch, kept: Collection[str]) -> spi.TokenBatch:
-    """The batch with the per-token columns alone that may be read."""
+    """Select per-token columns."""
     return evolve(batch, token_columns={name: column for name, column in batch.token_columns.items() if name in kept})

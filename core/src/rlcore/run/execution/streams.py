@@ -1,4 +1,4 @@
-"""Streams of one generator: its samples get their texts, and waves take the place of a stream where requests cannot join."""
+"""Stream requests through a generator. Without continuous batching, generate one request after another."""
 
 import threading
 from collections import deque
@@ -14,10 +14,9 @@ from rlcore.spi.execution import ResponseFeed, Responses, TextDecoder
 
 
 def run_stream(generator: GeneratorHandle, decoder: TextDecoder, feed: ResponseFeed, weight_version: int) -> None:
-    """Generate what a feed brings until it ends.
+    """Generate the requests of a feed until it ends, and decode the samples.
 
-    A generator without the capability `continuous` generates one request after another, at the version that it then holds: the
-    stream has to end before it is refitted.
+    A generator without the capability `continuous` generates one request after another. Its stream has to end before a refit.
     """
     decoded = DecodedFeed(feed, decoder)
     if generator.has(capabilities.CONTINUOUS):
@@ -28,7 +27,7 @@ def run_stream(generator: GeneratorHandle, decoder: TextDecoder, feed: ResponseF
 
 
 def not_begun(num_samples: int) -> Responses:
-    """Samples that a stream's end came before."""
+    """Return empty results of samples that had not begun when the stream ended."""
     result = GenerateResult(
         tokens=np.zeros(0, np.int32),
         offsets=np.zeros(num_samples + 1, np.int64),
@@ -40,7 +39,7 @@ def not_begun(num_samples: int) -> Responses:
 
 
 class DecodedFeed:
-    """A stream's feed as the generator's handle sees it: samples get their texts on the way."""
+    """Decodes the samples of a stream on their way from the generator to its feed."""
 
     def __init__(self, feed: ResponseFeed, decoder: TextDecoder) -> None:
         self._feed = feed
@@ -113,7 +112,7 @@ def _generate_wave(generator: GeneratorHandle, feed: DecodedFeed, request: Gener
 
 
 def _select(result: GenerateResult, samples: Int64Array) -> GenerateResult:
-    """Some samples of a result, int64 [M]."""
+    """Select samples of a result, int64 [M]."""
     routed, mask = result.routed_experts, result.sampling_mask
     return GenerateResult(
         tokens=take_rows(result.tokens, result.offsets, samples),

@@ -76,7 +76,7 @@ def append_timeline(path: Path, spans: Sequence[Span]) -> None:
 
 
 def read_timeline(path: Path) -> list[Span]:
-    """Every span of a file; a missing one has none. Lines that a crash cut short are left out: no figure depends on them."""
+    """Read a file's spans; a missing one has none. Lines that a crash cut short are left out: no figure depends on them."""
     lines = read_bytes(path).splitlines() if lexists(path) else []
     return [span for line in lines if (span := _parse(line)) is not None]
 

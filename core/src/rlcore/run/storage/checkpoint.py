@@ -222,7 +222,7 @@ class SavedState:
 
 
 def write_state(checkpoint: Path, algorithm: str, state: AlgorithmState) -> None:
-    """Below the folder of a checkpoint that is being written."""
+    """Write an algorithm's state into the folder of a checkpoint."""
     arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
     numbers = {name: value for name, value in state.items() if name not in arrays}
     folder = checkpoint / FOLDER

@@ -1,4 +1,4 @@
-"""A resumed run's recipe beside the one that it ran with before: what is different, and what of it makes another run."""
+"""Compare a resumed run's recipe with its earlier one, and find changes that make it another run."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,8 +24,8 @@ ANOTHER_RUN = (
     "data.level_window",
     "training.prompts_per_step",
 )
-"""Keys, and sections, that what a checkpoint stands for depends on: which prompts come in which step, how they read, what is
-random and what is learned. Whether model.path is another model its digest says."""
+"""Keys and sections that determine a checkpoint's meaning: the order and text of prompts, random draws and what is learned.
+For model.path the model's digest decides."""
 LOCATION_KEYS = ("run.directory", "run.name")
 """The keys of the run's place, which may change."""
 ABSENT, SECTION = "none", "a section"
@@ -34,7 +34,7 @@ ABSENT, SECTION = "none", "a section"
 
 @frozen(kw_only=True)
 class Change:
-    """A key with another value than before, or a section that is new or gone, of which the keys are not listed."""
+    """A changed key, or a section that is new or gone; its keys are not listed."""
 
     key: str
     before: str

@@ -28,10 +28,10 @@ Note: TypeAlias = Callable[[str], None]
 
 
 def find_checkpoint(plan: RunPlan, directory: RunDirectory, note: Note, *, resume: bool, allow_changes: bool) -> Path | None:
-    """None for a new run, else what `newest` finds, for a recipe that may be another one than the run had.
+    """Find the checkpoint to resume from; None for a new run. Nothing is written.
 
-    CheckpointError where a new run finds another in its directory, and where the recipe makes another run of a resumed one
-    that has a checkpoint or a line of metrics, unless `allow_changes`. Nothing is written.
+    CheckpointError if a new run finds another in its directory. The same if the recipe of a resumed run with a checkpoint or
+    metrics makes it another run, unless `allow_changes`.
     """
     if not resume:
         if directory.metrics_file.exists() or list_checkpoints(directory.checkpoints):
@@ -56,7 +56,7 @@ def find_checkpoint(plan: RunPlan, directory: RunDirectory, note: Note, *, resum
         if text:
             note(text)
     if state is not None and (lost := _lost_steps(directory, state)):
-        note(f"{directory.metrics_file} lacks {lost}, which was trained: it was cut. The run goes on without these figures")
+        note(f"{directory.metrics_file} lacks {lost}, which was trained: it was cut. The run goes on without these metrics")
     _check_num_steps(plan.recipe.run.num_steps, 0 if state is None else state.step, directory, note, allow_changes)
     return checkpoint
 
@@ -82,9 +82,9 @@ def _check_num_steps(num_steps: int, saved: int, directory: RunDirectory, note: 
 
 
 def newest(directory: RunDirectory, note: Note) -> Path | None:
-    """The newest intact checkpoint of the run that the directory holds; None, with a note, where it had not saved one yet.
+    """Return the newest intact checkpoint of the directory's run; None, with a note, if it had not saved one yet.
 
-    CheckpointError where there is no run, and where what it saved is gone or damaged.
+    CheckpointError if there is no run, or if its checkpoints are gone or damaged.
     """
     if not directory.path.is_dir():
         raise CheckpointError(f"nothing to resume: found no run in {directory.path}; expected run.directory/run.name of one")

@@ -12,7 +12,7 @@ import numpy as np
 from attrs import define, field, frozen
 
 from rlcore import spi
-from rlcore.run.data.prompt_stream import PromptOrder, Stream
+from rlcore.run.data.prompt_stream import PromptOrder, RandomPurpose
 from rlcore.run.protocols import CollectedRollouts, Source, always
 from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import Tokenizer
@@ -100,7 +100,7 @@ class SynchronousSource(Source):
         may_go_on: Callable[[], bool] = always,  # noqa: ARG002 - a signal ends it at once
     ) -> CollectedRollouts:
         """See Source."""
-        random = np.random.default_rng([self.seed, Stream.ROLLOUTS, step])
+        random = np.random.default_rng([self.seed, RandomPurpose.ROLLOUTS, step])
         rows = [self.rows[int(index)] for index in self.order.indices(step - 1)]
         with self.clock.phase("rewards"):
             episodes = self._run(self._begin(rows, random.integers(NUM_SEEDS, size=len(rows)).tolist()))

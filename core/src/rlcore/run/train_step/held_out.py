@@ -115,7 +115,7 @@ class HeldOutObserver(LoopObserver):
     weights: WeightSync
     clock: PhaseClock
 
-    def measure(self, step: int, weight_version: int) -> Mapping[str, float]:
+    def on_measure(self, step: int, weight_version: int) -> Mapping[str, float]:
         """See LoopObserver."""
         options, is_last = self.recipe.evaluation, step == self.recipe.run.num_steps
         is_due = (options.at_end and is_last) or (options.every_n_steps > 0 and step % options.every_n_steps == 0)

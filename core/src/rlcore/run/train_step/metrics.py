@@ -14,7 +14,7 @@ from rlcore.spi.execution import TrainerGroup
 
 
 def step_metrics(result: TrainStepResult) -> dict[str, float]:
-    """All figures of an update by their names in metrics.jsonl."""
+    """Return all metrics of an update by their names in metrics.jsonl."""
     own = {"loss": result.loss, "grad_norm": result.grad_norm, "learning_rate": result.learning_rate}
     return {**own, **result.metrics}
 
@@ -103,7 +103,7 @@ class PerDatasetMetrics(LoopObserver):
         """An update on some of the batch's sequences, int64 [M]: float32 [T] of these, 0.0 in the others."""
         self._updates.append((sequences, logprobs))
 
-    def trained(self, step: TrainedStep) -> Mapping[str, float]:
+    def on_step_trained(self, step: TrainedStep) -> Mapping[str, float]:
         """`data/<set>/samples`, and `data/<set>/<name>` of each figure."""
         samples, sets = step.scored, self.sets_of(step.step)
         logprobs, updated = np.zeros(samples.batch.num_tokens, np.float32), set[int]()

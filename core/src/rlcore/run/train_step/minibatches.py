@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rlcore import spi
 from rlcore.config.recipe import Recipe
 from rlcore.model_files import config_number
-from rlcore.run.data.prompt_stream import Stream
+from rlcore.run.data.prompt_stream import RandomPurpose
 from rlcore.spi.arrays import AnyArray, Int64Array, gather_ragged
 from rlcore.spi.execution import Minibatch
 
@@ -60,7 +60,7 @@ def _sequences(batch: spi.TokenBatch, recipe: Recipe, step: int) -> list[Int64Ar
         raise spi.ContractError(
             f"the training batch lacks the sequence column {spi.GROUP_IDS}; expected the rollouts' columns kept"
         )
-    random = np.random.default_rng([recipe.run.seed, Stream.MINIBATCHES, step])
+    random = np.random.default_rng([recipe.run.seed, RandomPurpose.MINIBATCHES, step])
     order = random.permutation(np.unique(groups))
     return [np.flatnonzero(np.isin(groups, group_ids)) for group_ids in np.array_split(order, num_updates)]
 

@@ -54,7 +54,7 @@ def complete(observers: Sequence[LoopObserver], summary: Mapping[str, object]) -
     """Let the observers add to what the run leaves behind, once the sinks are closed."""
     with _after_the_last_step():
         for observer in observers:
-            observer.completes(summary)
+            observer.on_export(summary)
 
 
 @contextmanager

@@ -17,16 +17,20 @@ from rlcore.spi import ClusterConfig
 INTRODUCTION = """\
 # Configuration
 
+```console
+$ rlcore config recipe.toml
+```
+
 A recipe is a TOML file. This reference is generated from the classes (`rlcore reference`), so it is complete: a key
 that is not listed here is an error. Keys without a default must be given. `none` is the value of a key that is left out; TOML
 has no way to write it.
 
-- `extends = "base.toml"`, or an array of files, at the top of a recipe reads these first: tables are merged, everything else is
-  replaced by what comes later. Files are looked up from the recipe that names them.
-- `rlcore train recipe.toml training.prompts_per_step=8 model.path=./model` overrides keys. Values are TOML; what is not valid
-  TOML is a string. An array of strings needs quotes for the shell: `'rollout.stop_strings=["Question:"]'`.
-- `model.path`, `reference.path`, `data.train.path` and `data.evaluation.path` are looked up from the file that writes them, on
-  the command line from the working directory; `run.directory` always from the working directory.
+- `extends = "base.toml"`, or an array of files, at the top of a recipe reads these files first. Tables are merged; later values
+  replace all others. Files are looked up from the recipe that names them.
+- `rlcore train recipe.toml training.prompts_per_step=8 model.path=./model` overrides keys. Values are TOML; a value that is not
+  valid TOML is a string. An array of strings needs quotes for the shell: `'rollout.stop_strings=["Question:"]'`.
+- `model.path`, `reference.path`, `data.train.path` and `data.evaluation.path` are relative to the file that holds them. On the
+  command line, they are relative to the working directory, as `run.directory` always is.
 - `rlcore check recipe.toml` reports every unknown key, wrong type and impossible combination at once and allocates nothing.
 - `rlcore config recipe.toml` prints the recipe as it will run, with every default.
 """

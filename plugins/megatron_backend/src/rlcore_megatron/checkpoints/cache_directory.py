@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlcore.schema.file_limits import expanded
 from rlcore.spi import Problem
-from rlcore_torchkit.distributed.device_memory import gib
+from rlcore_torchkit.distributed.format_bytes import gib
 
 OWN = "RLCORE_MEGATRON_CHECKPOINT_DIR"
 HUB = "HF_HOME"

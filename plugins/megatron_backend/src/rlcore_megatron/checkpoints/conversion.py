@@ -25,7 +25,7 @@ from rlcore_megatron.families.weight_mapping import Names
 from rlcore_megatron.layouts.layout import ParallelLayout
 from rlcore_megatron.weights.load import load_hf
 from rlcore_torchkit.distributed.agreement import first_rank, together
-from rlcore_torchkit.distributed.device_memory import gib
+from rlcore_torchkit.distributed.format_bytes import gib
 from rlcore_torchkit.huggingface.hf_directory import model_storage_errors
 from rlcore_torchkit.huggingface.safetensors_files import model_file, weight_files
 

@@ -10,7 +10,7 @@ from rlcore_megatron.layouts.layout_check import AUTO_SIZES, SECTION, layout_pro
 from rlcore_megatron.layouts.memory import Estimate, Workload, estimate
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_torchkit.architectures.dims import ModelDims
-from rlcore_torchkit.distributed.device_memory import gib
+from rlcore_torchkit.distributed.format_bytes import gib
 
 
 @frozen(kw_only=True)

@@ -21,7 +21,7 @@ from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_megatron.setup.requirements import uses_transformer_engine
 from rlcore_torchkit.adapters.lora_targets import adapted_layers
 from rlcore_torchkit.architectures.dims import ModelDims
-from rlcore_torchkit.distributed.device_memory import gib
+from rlcore_torchkit.distributed.format_bytes import gib
 from rlcore_torchkit.trainer.step_costs import attention_parameters
 
 GRADIENT_BYTES = 4

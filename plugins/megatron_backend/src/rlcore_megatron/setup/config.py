@@ -14,7 +14,7 @@ class MegatronConfig:
 
     tensor_parallel: Positive | Literal["auto"] = "auto"
     """Ranks that share each layer: its heads, the columns of its MLP, and the vocabulary. "auto" here and in the next three
-    finds the smallest sizes with which model, optimizer and the longest sequence fit on the devices; on a CPU it is 1."""
+    finds the smallest sizes that fit model, optimizer and the longest sequence on the devices; on a CPU it is 1."""
     pipeline_parallel: Positive | Literal["auto"] = "auto"
     """Stages that the layers are divided into."""
     context_parallel: Positive | Literal["auto"] = "auto"
@@ -26,16 +26,16 @@ class MegatronConfig:
     virtual_pipeline_parallel: Positive = 1
     """Parts of the model on each pipeline stage: more of them leave stages idle for less time and send more between them."""
     pipeline_layers: tuple[Positive, ...] | Literal["even"] = "even"
-    """Layers of each stage, from the first to the last, and with virtual parts those of each stage's first part before any
-    second one. "even": as equal as they can be, with fewer at the ends, which have the embedding and the head."""
+    """Layers of each stage, from the first to the last. With virtual parts, all stages' first parts come before any second
+    part. "even": as equal as possible, with fewer layers at the ends, which hold the embedding and the head."""
     sequence_parallel: bool = True
     """With tensor_parallel, norms and residuals are divided over the same ranks by tokens: less memory at the same traffic."""
     recompute: Literal["none", "selective", "full"] = "none"
-    """Activations that are computed again in the backward pass instead of kept: those of attention's scores, or all but the
-    inputs of layers."""
+    """Activations that are recomputed in the backward pass instead of kept. "selective": those of attention's scores. "full":
+    all but the inputs of layers. "none": none."""
     transformer_engine: bool | None = None
-    """Whether layers are TransformerEngine's; unless set, where it is installed and there is a GPU, but not in float32, whose
-    products it rounds to TF32, and not with [lora]."""
+    """Whether layers are TransformerEngine's. None uses them if it is installed and there is a GPU, but not in float32, which
+    it rounds to TF32, and not with [lora]."""
     fp8: bool = False
     """Compute the linear layers in float8 (needs TransformerEngine)."""
     mtp: bool = False

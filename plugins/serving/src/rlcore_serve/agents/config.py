@@ -15,9 +15,8 @@ class AgentConfig:
     """An `async def run(task, client)` that returns the episode's reward, as "agent.py:run" or "package.module:run". `task` is
     the row; `client` has `base_url`, `api_key`, `model`, and `openai`, an openai.AsyncOpenAI."""
     command: tuple[str, ...] = ()
-    """A program with its arguments, which is given OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL in its environment, and the
-    task as JSON on its standard input; in RLCORE_TASK too, where it has at most 100 KiB. The last line that it prints is the
-    reward."""
+    """A program with its arguments. Its environment has OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL. Its standard input
+    has the task as JSON; so has RLCORE_TASK, up to 100 KiB. The last line that it prints is the reward."""
     pass_environment: tuple[Text, ...] = ()
     """Names of further environment variables of the run that a command gets. It always gets those that programs need, such as
     PATH, HOME and LANG. A function runs in the process of the run, and sees all variables."""

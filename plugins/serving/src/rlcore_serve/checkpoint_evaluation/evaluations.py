@@ -70,10 +70,10 @@ class CheckpointEvaluations(LoopObserver):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=TASK.name)
         self._under_way: dict[int, Future[_Result]] = {}
 
-    def begins(self, step: int) -> None:
+    def on_start(self, step: int) -> None:
         """The run goes on from `step`: later evaluations are of a training that is forgotten, earlier ones are ended."""
         if any(known > step for known in self._under_way):
-            self.close()
+            self.on_close()
             self._open()
         for known, folder in sorted(self._folders().items()):
             if known > step:
@@ -81,16 +81,16 @@ class CheckpointEvaluations(LoopObserver):
             elif known not in self._under_way and (folder / "model").is_dir():
                 self._add(known)
 
-    def checkpoint_saved(self, step: int, export: Callable[[Path], Path]) -> None:
+    def on_checkpoint_saved(self, step: int, export: Callable[[Path], Path]) -> None:
         """Measure the checkpoint of `step`, if it is due, by a model exported for that alone."""
         if self._wants(step):
             self._measure_checkpoint(step, export)
 
-    def between_steps(self) -> None:
+    def on_idle(self) -> None:
         """Hand on the figures that are there; the recipe may want no step to begin before they are."""
         self._report(waits=self._options.wait)
 
-    def ends(self) -> None:
+    def on_last_step(self) -> None:
         """Hand on all figures."""
         self._report(waits=True)
 
@@ -135,7 +135,7 @@ class CheckpointEvaluations(LoopObserver):
             if not result.was_stopped:
                 shutil.rmtree(self._folder(step) / "model", ignore_errors=True)
 
-    def close(self) -> None:
+    def on_close(self) -> None:
         """Kill what is under way; a resumed run does it again."""
         self._closing.set()
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -29,7 +29,7 @@ from rlcore.spi import (
 from rlcore_torchkit.distributed.process_group import is_loopback, listening_store
 from rlcore_torchkit.refit.shard_cache import ShardCache
 from rlcore_torchkit.refit.shard_receiver import ShardReceiver
-from rlcore_torchkit.refit.shard_slices import whole_slice, with_rest
+from rlcore_torchkit.refit.shard_slices import add_unwanted, whole_slice
 from rlcore_vllm.channels.manifest import Manifest
 
 Needs: TypeAlias = dict[str, list[list[list[int]]]]
@@ -65,7 +65,7 @@ class Route:
         route = ShardRoute(
             address=self._address,
             name=f"{self._key}-{self._num_made}",
-            wanted=with_rest(specs, _wanted_by_each(specs, needs)),
+            wanted=add_unwanted(specs, _wanted_by_each(specs, needs)),
             timeout_s=self._timeout_s,
         )
         self._routes[specs] = needs, route

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from rlcore.gpu import device_memories, free_memories
 from rlcore.spi import CheckContext, DtypeName, Note, Problem, find_channel
 from rlcore_torchkit.architectures.dims import ModelDims
-from rlcore_torchkit.distributed.device_memory import GIB, gib
+from rlcore_torchkit.distributed.format_bytes import GIB, gib
 from rlcore_vllm.checks.drafter_check import drafter_dims
 from rlcore_vllm.setup.config import VllmConfig
 from rlcore_vllm.setup.memory import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS, ModelSize, copies_bytes, model_size, recorder_bytes

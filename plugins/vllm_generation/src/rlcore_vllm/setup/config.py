@@ -42,51 +42,52 @@ class VllmConfig:
     tensor_parallel: Positive = 1
     """Devices (on CPU, processes) that one engine spreads over."""
     devices: tuple[Count, ...] | None = None
-    """CUDA devices of the engines, each taking `tensor_parallel` of them in turn; None is those that the cluster's layout sets
-    aside for generation or that an engine's ranks train on, else the trainer's own device, which the two then share."""
+    """CUDA devices of the engines; each engine takes the next `tensor_parallel` of them. None takes the devices that the
+    cluster's layout gives to generation or to the engine's ranks. Without a cluster it is the trainer's device, which the two
+    share."""
     gpu_memory_utilization: Annotated[float, above_at_most(0, 1)] | Literal["auto"] = "auto"
     """Share of a device's memory for all of its engines together: weights, activations and KV cache. "auto" is what the trainer
-    leaves, by the estimate of `rlcore plan`; 0.92 where engines have devices of their own; 0.5 where nothing tells what the
-    trainer keeps."""
+    leaves, by the estimate of `rlcore plan`; 0.92 for engines with their own devices; 0.5 if the trainer's share is unknown."""
     cpu_kv_cache_gib: Annotated[float, above(0)] = 1.0
     """KV cache of one engine on CPU."""
     max_num_seqs: Positive = 1024
     """Most sequences that one engine decodes at a time."""
     max_num_batched_tokens: Positive = 8192
-    """Most tokens that one engine computes in a step, of prompts and of sequences that a refit has it compute anew; where
-    `max_num_seqs` is more, that many. More of them take longer steps and more memory beside the KV cache."""
+    """Most tokens that one engine computes in a step, at least `max_num_seqs`. They are tokens of prompts, incl. recomputation
+    of sequences after a refit. More tokens make steps longer and use more memory beside the KV cache."""
     enforce_eager: bool | None = None
-    """True runs the model without compilation and CUDA graphs; None does so on CPU, and compiles on CUDA."""
+    """True: run the model without compilation and CUDA graphs. None: true on CPU, false on CUDA."""
     batch_invariant: bool = False
-    """Compute each token by the same instructions whatever is in the batch, in vLLM's batch-invariant mode and without compiled
-    graphs: with `trainer.fsdp2.batch_invariant` log-probabilities equal the trainer's to the bit. Slower. Qwen3 without experts
-    in bfloat16, on GPUs of compute capability 9 (docs/train-inference-agreement.md)."""
+    """vLLM's batch-invariant mode: each token is computed by the same instructions in any batch, without compiled graphs;
+    slower. With `trainer.fsdp2.batch_invariant` log-probabilities equal the trainer's bitwise. Qwen3 without experts in
+    bfloat16, on GPUs of compute capability 9 (docs/train-inference-agreement.md)."""
     prefix_caching: bool = True
     """Share the KV cache of equal prompt beginnings, such as the samples of one prompt."""
     quantization: Literal["none", "fp8", "fp8_per_block"] = "none"
-    """Hold the weights of linear layers and experts in 8 bits, quantised anew at each refit, with one scale for each tensor
-    ("fp8") or for each block of 128 x 128; activations are quantised as they come. Only on GPUs with 8-bit products."""
+    """Hold the weights of linear layers and experts in 8 bits, and quantise them again at each refit. "fp8": one scale a
+    tensor. "fp8_per_block": one scale for each block of 128 x 128. Activations are quantised dynamically. Only on GPUs with
+    8-bit matrix multiplication."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """"fp8" holds keys and values in 8 bits, with scales of 1; only on GPUs with 8-bit products."""
     speculative_ngram: Annotated[int, between(0, 128)] = 0
-    """Guess so many next tokens by what followed the last ones earlier in the same sequence, and compute them all in one step:
-    what is sampled is of the same distribution. It pays where few sequences leave the device idle and texts repeat; 0 guesses
-    none."""
+    """Number of draft tokens by n-gram lookup: the tokens that followed the same last tokens earlier in the sequence. One step
+    verifies them all; the distribution of samples stays the same. It pays where few sequences leave the device idle and texts
+    repeat. 0 drafts none."""
     speculative_model: PathText | None = None
-    """Directory of a model that drafts the next tokens, all of which the policy then computes in one step: what is sampled is
-    of the same distribution. The drafter's weights are fixed: refits change the policy alone."""
+    """Directory of a model that drafts the next tokens. The policy verifies them all in one step; the distribution of samples
+    stays the same. Refits change only the policy, not the draft model."""
     speculative_method: Literal["draft_model", "eagle", "eagle3", "mtp"] = "draft_model"
-    """What `speculative_model` is: a language model with the policy's vocabulary, or a head that reads the policy's hidden
-    states, trained by EAGLE (arXiv:2401.15077) or EAGLE-3 (arXiv:2503.01840). "mtp" is the multi-token head (arXiv:2412.19437)
-    in the files of `speculative_model` or, without that key, of the policy itself."""
+    """The kind of draft model. "draft_model": a language model with the policy's vocabulary. "eagle", "eagle3": a head that
+    reads the policy's hidden states, trained by EAGLE (arXiv:2401.15077) or EAGLE-3 (arXiv:2503.01840). "mtp": the multi-token
+    head (arXiv:2412.19437) in the files of `speculative_model` or, without that key, of the policy itself."""
     speculative_tokens: Annotated[int, between(1, 32)] = 4
     """Tokens that the drafter guesses at a time."""
     start_timeout_s: Seconds = 600.0
     """Most seconds for an engine to start. Like the next two, of an engine in a process of its own, which is then ended; one in
     the trainer's process is waited for."""
     refit_timeout_s: Seconds = 120.0
-    """Most seconds that a refit may wait for an engine, a request until an engine has it, or a stream until its
-    process, which may stand still, says whether samples have ended."""
+    """Timeout in seconds of a refit's wait for an engine, of a request's wait for an engine to accept it, and of a stream's
+    wait for a sign of its process."""
     generate_timeout_s: Seconds = 3600.0
     """Most seconds for the samples of one step."""
     followers: tuple[Annotated[str, _ADDRESS], ...] = ()

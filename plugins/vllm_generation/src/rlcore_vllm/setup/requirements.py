@@ -26,7 +26,7 @@ _HOW_TO_INSTALL = "pip install 'rlcore-vllm[cuda]' for NVIDIA GPUs, or 'rlcore-v
 
 
 @frozen(kw_only=True)
-class Installed:
+class InstalledVllm:
     """The one distribution of vLLM that is installed."""
 
     distribution: str
@@ -54,7 +54,7 @@ def meant_for() -> frozenset[str]:
     return frozenset({"cpu", "cuda"}) if isinstance(found, str) else frozenset({found.build})
 
 
-def _installed() -> Installed | str:
+def _installed() -> InstalledVllm | str:
     """Return the installed distribution, or why that is none or one too many."""
     found = {name: version for name in SUPPORTED if (version := installed_version(name)) is not None}
     if len(found) > 1:
@@ -72,10 +72,10 @@ def _installed() -> Installed | str:
             f"{name} {version} is installed, but its package vllm is not there: "
             f"pip install --force-reinstall --no-deps {name}=={version}"
         )
-    return Installed(distribution=name, version=version)
+    return InstalledVllm(distribution=name, version=version)
 
 
-def _incompatibilities(found: Installed) -> Iterator[str]:
+def _incompatibilities(found: InstalledVllm) -> Iterator[str]:
     """Yield what keeps the installed vLLM from running."""
     name = found.distribution
     if reason := untried_version(name, found.version, SUPPORTED[name]):
@@ -90,7 +90,7 @@ def _incompatibilities(found: Installed) -> Iterator[str]:
             )
 
 
-def _cpu_misfits(found: Installed) -> Iterator[str]:
+def _cpu_misfits(found: InstalledVllm) -> Iterator[str]:
     if platform.machine() not in ("x86_64", "AMD64"):
         return  # elsewhere the plain wheels are for CPUs
     versions = {name: version for name in UNUSED_ON_CPU if (version := installed_version(name)) is not None}
@@ -103,7 +103,7 @@ def _cpu_misfits(found: Installed) -> Iterator[str]:
         )
 
 
-def _cuda_misfits(found: Installed) -> Iterator[str]:
+def _cuda_misfits(found: InstalledVllm) -> Iterator[str]:
     if not has_gpu():
         yield (
             f"vllm {found.version} is the build for CUDA, and there is no NVIDIA GPU here (or CUDA_VISIBLE_DEVICES hides it). "

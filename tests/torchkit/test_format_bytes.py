@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlcore_torchkit.distributed.device_memory import GIB, gib
+from rlcore_torchkit.distributed.format_bytes import GIB, gib
 
 
 @pytest.mark.parametrize(("size", "text"), [(GIB, "1.0 GiB"), (1.25 * GIB, "1.2 GiB"), (2**20, "1.0 MiB"), (0, "0.0 MiB")])
