@@ -129,6 +129,10 @@ def test_directories_that_say_one_thing(tmp_path: Path, changes: Mapping[str, An
             )
             for dtype in ("C64", "BOOL")
         ),
+        (
+            {"model.safetensors": safetensors({**TENSORS, "model.layers.0.q_proj.bias": ("I64", [2])})},
+            "model.layers.0.q_proj.bias in I64, without a quantization_config in config.json",
+        ),
         ({**TWO_FILES, "b.safetensors": part(NAMES[2])}, f"{NAMES[3]} in no file that it names"),
         (
             {**TWO_FILES, "a.safetensors": part(*NAMES[:3]), "b.safetensors": part(NAMES[3])},

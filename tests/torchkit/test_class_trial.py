@@ -96,11 +96,18 @@ def test_numbers_of_experts_have_no_gaps(
     assert f"model.layers.0.mlp.experts.{other}." in surplus
 
 
-@pytest.mark.parametrize("value", ["1", None, 0])
-def test_layers_ahead_that_are_no_number_are_none(
-    value: object, model_directory: Callable[[str], Path], tmp_path: Path
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"num_nextn_predict_layers": value} for value in ("1", None, 0)),
+        *({key: "flash_attention_2"} for key in ("attn_implementation", "_attn_implementation")),
+    ],
+)
+def test_keys_that_no_reader_takes_from_the_file_are_no_faults(
+    changes: Mapping[str, Any], model_directory: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    assert problems(tmp_path, model_directory("qwen3"), {"num_nextn_predict_layers": value}) == []
+    """Layers ahead that are no number are none, and whoever loads a model chooses its attention."""
+    assert problems(tmp_path, model_directory("qwen3"), changes) == []
 
 
 @pytest.mark.parametrize(

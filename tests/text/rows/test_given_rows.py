@@ -1,6 +1,7 @@
 """Rows that a program hands over: sequences of mappings, data sets, and what is neither."""
 
-from types import SimpleNamespace
+import json
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,26 @@ def test_filler_nulls_go_out_of_arrays_too() -> None:
     rows = Arrays([as_arrays({"messages": [message | {"n": None} for message in CHAT]})])
     (row,) = given_rows(rows, DatasetConfig(source="python"), "data.train", may_be_chats=True)
     assert row["messages"] == CHAT
+
+
+@pytest.mark.parametrize(("kind", "number"), [("numpy", 1), ("custom", 1.0), (None, 1.0)])
+def test_what_is_learned_is_read_without_a_format_but_with_a_transform(kind: str | None, number: float) -> None:
+    chat = [CHAT[0], {"role": "assistant", "content": "a", "tool_calls": [CALL]}]
+
+    class Formatted(list[Any]):
+        """A data set with a format, as those of the package `datasets`, whose numbers beside nulls are floats."""
+
+        format = MappingProxyType({"type": kind})
+
+        def with_format(self, kind: None) -> list[Any]:
+            return [{"messages": chat, "image": None, "answer": 4, "others": 5}]
+
+    formatted = json.loads(json.dumps(chat).replace('"a": 1', '"a": 1.0'))
+    rows = Formatted([{"messages": formatted, "answer": np.int64(4)}])
+    (row,) = given_rows(rows, DatasetConfig(source="python"), "data.train", may_be_chats=True)
+    assert repr(row["messages"]) == repr(chat).replace("'a': 1", f"'a': {number}")
+    assert row.keys() == {"messages", "answer"}
+    assert isinstance(row["answer"], np.int64)
 
 
 @pytest.mark.parametrize("form", [{"may_be_chats": True}, {}], ids=["chats", "prompts"])

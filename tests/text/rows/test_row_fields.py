@@ -177,6 +177,8 @@ def test_fields_of_these_names_that_mean_something_else_are_the_rows_own(row, fo
         (COMPARED, {"rejected": None, "rejected_response": json.dumps([ANSWER])}, "rejected_response"),
         *((LEARNED, {"completion": text}, "completion") for text in (json.dumps([ANSWER]), str([ANSWER]), json.dumps(ANSWER))),
         (LEARNED, {"assistant_masks": [0, 1]}, "assistant_masks"),
+        (LEARNED, {"messages": [USER, ANSWER]}, "messages"),
+        *((LEARNED, {name: ["x"]}, name) for name in ("reasoning_content", "thinking", "tool_calls", "function_call")),
         (COMPARED, {"ref_chosen_logps": -1.0}, "ref_chosen_logps"),
         (
             LEARNED,
@@ -187,6 +189,14 @@ def test_fields_of_these_names_that_mean_something_else_are_the_rows_own(row, fo
 )
 def test_fields_that_no_one_reads_are_told(form, field, name):
     assert list(read({"prompt": [USER], "completion": "c", "chosen": "a", "rejected": "b", **field}, form)[1]) == [name]
+
+
+@pytest.mark.parametrize("name", ["input", "context"])
+@pytest.mark.parametrize("form", [LEARNED, COMPARED])
+def test_a_further_part_of_a_prompt_is_told_where_the_recipe_names_the_first(form, name):
+    row = {"question": "p", "completion": "c", "chosen": "a", "rejected": "b", name: "x"}
+    assert list(read(row, form, prompt_field="question")[1]) == [name]
+    assert read(row, form, prompt_field="question", completion_field=name)[1] == {}
 
 
 @pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL]), [TOOL["function"]]])

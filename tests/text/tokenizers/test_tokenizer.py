@@ -203,21 +203,24 @@ def test_a_tokenizer_without_end_of_sequence(directory):
     assert tokenizer.eos_token_id is None
 
 
-def test_prompts_begin_as_the_tokenizers_own_settings_say(directory):
+@pytest.mark.parametrize("bos", [END_OF_TEXT, None])
+@pytest.mark.parametrize(("before", "behind"), [(1, 0), (2, 0), (1, 1), (0, 1)])
+def test_prompts_begin_as_the_tokenizers_own_settings_say(directory, bos, before, behind):
     assert load(directory).prompt_prefix == ()
-    set_tokenizer_option(directory, bos_token=END_OF_TEXT)
+    set_tokenizer_option(directory, bos_token=bos)
     assert load(directory).prompt_prefix == ()
+    special = {"SpecialToken": {"id": END_OF_TEXT, "type_id": 0}}
     path = directory / "tokenizer.json"
     content = json.loads(path.read_text())
     content["post_processor"] = {
         "type": "TemplateProcessing",
-        "single": [{"SpecialToken": {"id": END_OF_TEXT, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "single": [*[special] * before, {"Sequence": {"id": "A", "type_id": 0}}, *[special] * behind],
         "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
         "special_tokens": {END_OF_TEXT: {"id": END_OF_TEXT, "ids": [0], "tokens": [END_OF_TEXT]}},
     }
     path.write_text(json.dumps(content))
     tokenizer = load(directory)
-    assert tokenizer.prompt_prefix == (0,)
+    assert tokenizer.prompt_prefix == (0,) * before
     assert 0 not in tokenizer.encode("12")
 
 

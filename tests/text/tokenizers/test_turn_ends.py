@@ -126,6 +126,37 @@ def test_content_beside_calls_is_learned_or_the_row_refused(load, name):
     assert "I add." in tokenizer.show(render_preferences(pairs, tokenizer, DatasetConfig(), **limits).tokens.sequence(0))
 
 
+@pytest.mark.parametrize("calls", [False, True])
+@pytest.mark.parametrize(
+    ("shown", "left_out"),
+    [
+        ("m.content.split('</think>')[-1].lstrip()", "Well."),
+        ("m.content.split('<think>')[0]", "two"),
+        ("'<think>' + m.content.split('<think>')[-1]", "Well."),
+        ("m.content | trim", None),
+        ("m.content.split('<think>')[0] + '<think>\n' + m.content.split('<think>')[-1]", None),
+    ],
+)
+def test_a_thought_within_an_answer_is_learned_or_the_row_refused(tokenizer_directory, shown, left_out, calls):
+    answers = f"{{% if m.tool_calls %}}{{{{ m.tool_calls[0].function.name }}}}{{% endif %}}{{{{ {shown} }}}}"
+    template = TURNS.replace("ANSWER", answers).replace("BEGIN", "")
+    tokenizer = load_tokenizer(ModelConfig(path=str(tokenizer_directory), chat_template=template))
+    answer = {"role": "assistant", "content": "Well.<think>two</think>4", **({"tool_calls": CALLS} if calls else {})}
+    limits = {"key": "data.train", "max_prompt_tokens": 999, "max_response_tokens": 999}
+    pairs = [{"prompt": [USER], "chosen": [answer], "rejected": [ANSWER]}]
+    for learn in (
+        lambda: learned([{"messages": [USER, answer]}], tokenizer)[0],
+        lambda: render_preferences(pairs, tokenizer, DatasetConfig(), **limits).tokens.sequence(0),
+    ):
+        if left_out is None:
+            assert all(text in tokenizer.show(learn()) for text in ("Well.", "two", "4"))
+        else:
+            with pytest.raises(DataError, match=f"'{left_out}'"):
+                learn()
+    if not calls:
+        learned([{"messages": [USER, answer | {"weight": 0}, MORE, ANSWER]}], tokenizer)  # it is only read
+
+
 def evolve_content(message, content):
     return message | {"content": content}
 

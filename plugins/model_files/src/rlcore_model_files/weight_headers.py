@@ -27,8 +27,8 @@ _MAX_DIMENSIONS = 32
 _OTHER_NUMBERS = re.compile(r"F(8|6|4)(_.*)?|C\d+")
 """Narrow floats, which have scales, and complex numbers, of which a reader drops a part."""
 _INTEGERS = re.compile(r"[IU]\d+|BOOL")
-_INTEGER_WEIGHTS = ("weight", "_blocks", "_proj")
-"""Endings of weights that are quantised where they are integers; others are buffers, such as positions and masks."""
+_INTEGER_WEIGHT = re.compile(r".*(weight|_blocks|_proj|(?<!attn)(?<!attention)\.bias)")
+"""Names of weights that are quantised where they are integers; others are buffers, such as positions and GPT-2's masks."""
 _CHUNK = 2**24
 """Bytes of two tensors that are compared at a time."""
 
@@ -112,7 +112,7 @@ def _dtype_problems(config: Mapping[str, Any], headers: Mapping[Path, Header]) -
 
 def _is_narrow(name: str, entry: Mapping[str, Any]) -> bool:
     dtype = entry["dtype"]
-    return bool(_OTHER_NUMBERS.fullmatch(dtype)) or bool(name.endswith(_INTEGER_WEIGHTS) and _INTEGERS.fullmatch(dtype))
+    return bool(_OTHER_NUMBERS.fullmatch(dtype)) or bool(_INTEGER_WEIGHT.fullmatch(name) and _INTEGERS.fullmatch(dtype))
 
 
 PREDICTS_FURTHER = ".eh_proj.weight"

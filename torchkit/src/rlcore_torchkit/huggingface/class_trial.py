@@ -195,7 +195,8 @@ def _built_shapes(content: str, head: Head) -> Shapes:
         config = CONFIG_MAPPING[values["model_type"]].from_dict(values)
         if head == "value":
             config.num_labels = 1
-        return checkpoint_shapes(model_class(values, head).from_config(config, dtype=torch.float32))
+        model = model_class(values, head).from_config(config, dtype=torch.float32, attn_implementation="eager")
+        return checkpoint_shapes(model)
 
 
 def _values(content: Mapping[str, Any]) -> dict[str, Any]:

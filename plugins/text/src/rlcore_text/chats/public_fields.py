@@ -102,8 +102,19 @@ FIELDS = (
         for_environment=True,
     ),
     PublicField("row", ("label", "kto_tag"), "refused", "a bool that marks an answer as good or bad: filter the rows first"),
-    PublicField("row", ("input", "context"), "refused", 'with prompt_field = "instruction": join the two texts'),
-    PublicField("row", ("parallel_tool_calls",), "no effect", "an option of an API"),
+    PublicField(
+        "row",
+        ("input", "context"),
+        "refused",
+        'with prompt_field = "instruction", and reported with others: join the two texts',
+    ),
+    PublicField(
+        "row",
+        ("reasoning_content", "reasoning", "thinking", "tool_calls", "function_call"),
+        "reported",
+        "not read: write it into the answer's message, whose fields these are",
+    ),
+    PublicField("row", ("parallel_tool_calls", "tool_choice", "response_format"), "no effect", "an option of an API"),
     PublicField("row", ("agent_name", "env_class", "task_name"), "reported", "the recipe's environment plays the episode"),
     PublicField(
         "row",

@@ -23,12 +23,16 @@ def given_rows(rows: Sequence[Any] | None, config: DatasetConfig, key: str, **fo
         raise DataError(f"{key}: found a {type(rows).__name__}; expected a sequence of rows, such as a list of dicts")
     reader = RowReader(config=config, key=key, **form)
     clean, read = _cleaner_of(rows), _columns_of(config)
+    plain = _unformatted(rows)
     num_rows = len(rows) if config.limit is None else min(config.limit, len(rows))
 
     def make(number: int) -> Row:
         where = f"row {number} (the first is 0)"
         try:
-            row = clean(_with_lists(rows[number], read))
+            row = rows[number]
+            if plain is not None and isinstance(row, Mapping):  # formats turn integers beside nulls into floats
+                row = {**row, **{name: value for name, value in plain[number].items() if name in row and name in read}}
+            row = clean(_with_lists(row, read))
         except RecursionError as error:
             raise DataError(f"{key}: {where}: found values that are nested too deeply; expected fewer levels") from error
         return reader.read(row, where)
@@ -48,6 +52,12 @@ def _cleaner_of(rows: Any) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
     """Return a function that removes filler nulls from rows, where the data set has an Arrow schema."""
     schema = getattr(getattr(rows, "features", None), "arrow_schema", None)
     return dict if schema is None else cleaner(schema, is_decoded=True)
+
+
+def _unformatted(rows: Any) -> Any:
+    """Return a data set of `datasets` without its format, such as "numpy"; None without one. A program's transform stays."""
+    kind = found.get("type") if isinstance(found := getattr(rows, "format", None), Mapping) else None
+    return None if kind in (None, "custom") else rows.with_format(None)
 
 
 def _columns_of(config: DatasetConfig) -> frozenset[str]:

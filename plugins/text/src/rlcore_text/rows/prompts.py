@@ -16,8 +16,8 @@ from rlcore_text.tokenizers.turn_ends import answer_text
 
 
 def encode_prompts(prompts: Sequence[spi.Observation], tokenizer: Tokenizer) -> list[Sequence[int]]:
-    """Tokens of each prompt. Text is encoded as it is, after the beginning-of-sequence token where the tokenizer's own
-    settings want one; messages go through the chat template; tokens stay. DataError where that leaves something out."""
+    """Tokens of each prompt. Text is encoded as it is, after the tokens that the tokenizer's own settings put first; messages
+    go through the chat template; tokens stay. DataError where that leaves something out."""
     texts = [
         prompt.text if prompt.messages is None else "".join(opened_prompt(prompt.messages, tokenizer, prompt.tools))
         for prompt in prompts

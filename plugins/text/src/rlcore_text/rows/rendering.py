@@ -19,8 +19,8 @@ MAX_SHOWN = 8
 
 
 def encode_prompt_texts(texts: Sequence[str], rendered: Sequence[bool], tokenizer: Tokenizer) -> list[Sequence[int]]:
-    """Tokens of each prompt: as they are where a chat template `rendered` it, and otherwise after the beginning-of-sequence
-    token where the tokenizer's own settings want one."""
+    """Tokens of each prompt: as they are where a chat template `rendered` it, and otherwise after those that the tokenizer's
+    own settings put first, such as the beginning of a sequence."""
     for text, is_whole in zip(texts, rendered, strict=True):
         if not is_whole:
             require_no_image_token(text, tokenizer)

@@ -15,13 +15,17 @@ from rlcore.spi import DataError, Message, Row
 from rlcore_text.chats.conversation import behind_prompt
 from rlcore_text.chats.images import image_parts
 from rlcore_text.chats.messages import ASSISTANT, IN_LOSS, has_value, read_messages, read_tools, role_of
-from rlcore_text.chats.public_fields import FIELDS, misspelt_column, names_of
+from rlcore_text.chats.public_fields import FIELDS, PublicField, misspelt_column, names_of
 from rlcore_text.rows.row_images import COLUMNS, MARK, column_images, has_marks, holds_image, with_images
 
 PROMPT, COMPLETION = "prompt", "completion"
 _USUAL_PROMPT_FIELDS = ("question", "problem", "instruction", "messages", "input", "query", "text")
 REJECTED = ("rejected_response", "rejected_messages")
 """ms-swift's columns for the rejected answer beside a chat."""
+JOINED = ("input", "context")
+"""Columns with a further part of the prompt, where the recipe names its first part."""
+OF_ANSWERS = ("reasoning_content", "reasoning", "thinking", "tool_calls", "function_call")
+"""Fields of an answer's message, which rows of a text and its completion have as columns."""
 MAPPED = tuple(f"{name}_field" for name in ("prompt", "completion", "messages", "chosen", "rejected", "margin"))
 _USUAL = {option: getattr(DatasetConfig(), option) for option in MAPPED}
 _WRITTEN_MESSAGES = re.compile(r"""\s*(\[\s*)?\{\s*(["'])(role|content|from|value|tool_calls)\2\s*:""")
@@ -134,10 +138,13 @@ class RowReader:
             for name in one.names:
                 if not has_value(row.get(name)) or not self._applies(name, row[name]):
                     continue
-                if one.decision == "refused" and (self.is_learned or not one.for_environment):
+                if one.decision == "refused" and self._refuses(one, name):
                     raise DataError(f"the field {name!r}, which is not read: {one.meaning}. Take it out, or rename it")
                 self.told[name] = one.meaning if self.is_learned else "the environment gets it, and the policy does not see it"
 
+        chat = self.config.messages_field
+        if self.may_be_chats and has_value(row.get(COMPLETION)) and has_value(row.get(chat)):
+            self.told[chat] = "it is not read: the row has a completion, which is learned instead"
         for name in REJECTED if self.may_be_chats else ():
             if has_value(row.get(name)) and not self._is_mapped(name):
                 self.told[name] = "preferences alone read it"
@@ -161,9 +168,17 @@ class RowReader:
             return False
         if name in ("label", "kto_tag"):
             return _is_flag(value) and self.may_be_chats
-        if name in ("input", "context"):
-            return self.config.prompt_field == "instruction"
+        if name in JOINED:
+            return self.config.prompt_field == "instruction" or (self.is_learned and self.config.prompt_field != PROMPT)
+        if name in OF_ANSWERS:
+            return self.is_learned
         return name != "margin" or not self.has_prompts
+
+    def _refuses(self, one: PublicField, name: str) -> bool:
+        """Return whether a refused field is refused in rows of this form, rather than reported."""
+        if name in JOINED and self.config.prompt_field != "instruction":
+            return False
+        return self.is_learned or not one.for_environment
 
     def _read_columns(self, row: dict[str, Any], is_chat: bool) -> None:
         """Bring tools, images and messages of the row into one form."""

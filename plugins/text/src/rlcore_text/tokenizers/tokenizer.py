@@ -282,10 +282,10 @@ def _first_line(error: Exception) -> str:
 
 
 def _prompt_prefix(backend: Any) -> tuple[int, ...]:
-    """The beginning-of-sequence token, where the tokenizer puts it before a text by itself."""
-    with_special: list[int] = backend("a").input_ids
-    bos = backend.bos_token_id
-    return (bos,) if bos is not None and with_special[:1] == [bos] else ()
+    """The tokens that the tokenizer puts before a text by itself: the beginning of a sequence, or `[gMASK]<sop>`."""
+    text, whole = (backend("a", add_special_tokens=is_whole).input_ids for is_whole in (False, True))
+    starts = (start for start in range(len(whole)) if whole[start : start + len(text)] == text)
+    return tuple(whole[: next(starts, 0)])
 
 
 def _stop_token_ids(backend: Any, model: ModelConfig) -> tuple[int, ...]:

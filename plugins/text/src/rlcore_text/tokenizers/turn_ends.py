@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import Any
 
 from rlcore.spi import DataError, Tokenizer
-from rlcore.thoughts import without_thoughts
+from rlcore.thoughts import MARKS
 from rlcore_text.chats.conversation import ends_with_answer
 from rlcore_text.chats.messages import ASSISTANT, thought_of
 from rlcore_text.chats.tool_calls import END_OF_THOUGHT, THOUGHT
@@ -38,7 +38,7 @@ def ended_answer(
 
 def require_shown(message: Mapping[str, Any], whole: str, opened: str, what: str) -> None:
     """Refuse, with a DataError, a rendered chat that does not write its last message behind the text before it, or leaves out
-    its thought, or the content of a message with calls."""
+    its thought, beside its content or within it, or the content of a message with calls."""
     answer = whole[len(opened) :]
     if not whole.startswith(opened) or not answer.strip():
         raise DataError(
@@ -46,10 +46,21 @@ def require_shown(message: Mapping[str, Any], whole: str, opened: str, what: str
             f"from {opened[-60:]!r}. Set model.chat_template to one that does, or model.chat_template_kwargs, as where it "
             "opens a thought that answers lack"
         )
-    beside = without_thoughts(message["content"]) if message.get("tool_calls") else ""
-    for part, text in (("thought", thought_of(message)), ("content beside the calls", beside)):
+    pieces = _between_marks(message["content"])
+    # The tokenizer has seen that a text is shown, and templates take thoughts from answers that are only read.
+    content = pieces if message.get("tool_calls") or (len(pieces) > 1 and "weight" not in message) else []
+    for part, text in [("thought", thought_of(message)), *(("content", piece) for piece in content)]:
         if text.strip() not in answer:
-            raise DataError(f"the chat template does not show the {part} of {what}: {text.strip()!r:.60}")
+            raise DataError(
+                f"the chat template does not show the {part} of {what}: {text.strip()!r:.60}. Set model.chat_template to one "
+                "that shows it, or take it out"
+            )
+
+
+def _between_marks(content: str) -> list[str]:
+    """Return the texts before, between and behind the marks of thoughts."""
+    edges = [0, *(edge for mark in MARKS.finditer(content) for edge in mark.span()), len(content)]
+    return [content[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def answer_text(messages: Messages, text: str, opened: str, tools: Messages, tokenizer: Tokenizer) -> str:
