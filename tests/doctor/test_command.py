@@ -36,3 +36,10 @@ def test_the_exit_code_says_whether_all_fits(monkeypatch, fits: bool, code: int,
 
 def test_a_time_limit_that_is_none_is_refused() -> None:
     assert CliRunner().invoke(doctor_command, ["--timeout", "0"]).exit_code == 2
+
+
+@pytest.mark.parametrize(("value", "is_coloured"), [("", True), ("1", False)])
+def test_no_color_is_heeded(monkeypatch, value: str, is_coloured: bool) -> None:
+    monkeypatch.setenv("NO_COLOR", value)
+    monkeypatch.setattr("rlcore_doctor.report.report", lambda *_, **__: PAGE | {"fits": True})
+    assert ("\x1b[" in CliRunner().invoke(doctor_command, [], color=True).output) is is_coloured

@@ -1,11 +1,12 @@
 """What the metadata of installed distributions says of each other, and of Python."""
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from rlcore_doctor.packages import environment_findings, for_another_python_findings, installed, unmet_requirements
+from rlcore_doctor.packages import environment_findings, for_another_python_findings, installed, leftovers, unmet_requirements
 
 PLUGIN = "[rlcore.environments]\nanvils = rlcore_acme:ANVILS\n"
 UNMET = {
@@ -66,6 +67,35 @@ UNMET = {
             )
         ],
     ),
+    "a build for CPUs, whose range is narrowed": (
+        {"rlcore-a": ("1.0", "torch>=2.11"), "rlcore-b": ("1.0", "torch<2.16"), "torch": ("2.9.1+cpu",)},
+        [
+            (
+                "rlcore-a 1.0 requires torch>=2.11; found torch 2.9.1+cpu",
+                "pip install 'torch<2.16,>=2.11' --index-url https://download.pytorch.org/whl/cpu",
+            )
+        ],
+    ),
+    "two that cannot be together": (
+        {"rlcore-a": ("1.0", "torch<2.16,>=2.11"), "vllm": ("0.20.0", "torch==2.9.0"), "torch": ("2.13.0",)},
+        [
+            (
+                "vllm 0.20.0 requires torch==2.9.0; found torch 2.13.0",
+                "rlcore-a 1.0 (torch<2.16,>=2.11) and vllm 0.20.0 (torch==2.9.0) cannot be in one environment: install another "
+                "version of one, or make an environment for each",
+            )
+        ],
+    ),
+    "an address and extras": (
+        {"rlcore-a": ("1.0", "foo @ git+https://host.example/foo", "bar[more]>=2")},
+        [
+            ("rlcore-a 1.0 requires bar[more]>=2, which is not installed", "pip install 'bar[more]>=2'"),
+            (
+                "rlcore-a 1.0 requires foo @ git+https://host.example/foo, which is not installed",
+                "pip install 'foo @ git+https://host.example/foo'",
+            ),
+        ],
+    ),
     "of a package that is no one's": ({"other": ("1.0", "torch<2"), "torch": ("2.13.0",)}, []),
     "of another system": ({"rlcore-a": ("1.0", 'torch; sys_platform == "none"')}, []),
     "a condition that has no order": ({"rlcore-a": ("1.0", 'torch; platform_machine ~= "one"')}, []),
@@ -82,22 +112,80 @@ def test_requirements_that_are_not_met(install, found, distributions, expected) 
     assert [(one.found, one.remedy) for one in unmet_requirements(found())] == expected
 
 
-def test_metadata_that_cannot_be_read_is_a_finding(install) -> None:
+def test_metadata_that_cannot_be_read_is_a_finding(install, site: Path) -> None:
     (install("rlcore-bad") / "METADATA").write_bytes(b"Name: rlcore-bad\nVersion: 1.0\nAuthor: Ren\xe9\n")
     (install("rlcore-empty") / "METADATA").write_text("")
+    (site / "rlcore_left-1.0.dist-info").mkdir()
+    (install("rlcore-pipe") / "METADATA").unlink()
+    os.mkfifo(site / "rlcore_pipe-1.0.dist-info/METADATA")
     (install("rlcore-odd", points="[x]\nno value\n") / "RECORD").write_bytes(b"\xff")
     packages, findings = installed()
     assert {"rlcore-odd", "rlcore-bad", "rlcore-empty"} <= {name.replace("_", "-") for name in packages}
-    assert sorted(one.remedy.split()[-1] for one in findings) == ["rlcore_bad", "rlcore_empty"]
+    pip = "pip install --force-reinstall --no-deps"
+    folders = {
+        name: f"rm -r {site}/{name}-1.0.dist-info" for name in ("rlcore_bad", "rlcore_empty", "rlcore_left", "rlcore_pipe")
+    }
+    assert sorted(one.remedy for one in findings) == [
+        f"{folders['rlcore_bad']} && {pip} rlcore_bad==1.0",
+        f"{folders['rlcore_empty']} && {pip} rlcore_empty==1.0",
+        folders["rlcore_left"],
+        f"{folders['rlcore_pipe']} && {pip} rlcore_pipe==1.0",
+    ]
     assert not list(for_another_python_findings(packages))
 
 
 def test_two_versions_in_one_folder_are_a_finding(install, site: Path) -> None:
-    install("torch", "2.11.0")
-    install("torch", "2.13.0")
+    for version in ("2.11.0", "2.13.0"):
+        install("torch", version)
     (finding,) = installed()[1]
     assert "are both in" in finding.found
-    assert finding.remedy == "pip install --force-reinstall --no-deps torch"
+    first = installed()[0]["torch"].version
+    assert finding.remedy.startswith(f"rm -r {site}/torch-{first}.dist-info {site}/torch-2.1")
+    assert finding.remedy.endswith(f" && pip install --force-reinstall --no-deps torch=={first}")
+
+
+def test_what_an_interrupted_pip_left_is_a_note(install, site: Path) -> None:
+    install("torch", "2.13.0")
+    (install("~orch", "2.9.0") / "METADATA").write_text("Name: torch\nVersion: 2.9.0\n")
+    packages, findings = installed()
+    assert ([one.label for one in packages.values()], findings) == (["torch 2.13.0"], [])
+    assert list(leftovers()) == [f"an interrupted pip left {site}/~orch-2.9.0.dist-info: remove it"]
+
+
+@pytest.mark.parametrize(
+    ("version", "files", "expected"),
+    [
+        ("2.13.0", {}, "pip install --force-reinstall --no-deps torch==2.13.0"),
+        (
+            "2.13.0+cpu",
+            {},
+            "pip install --force-reinstall --no-deps torch==2.13.0+cpu --index-url https://download.pytorch.org/whl/cpu",
+        ),
+        ("2.13.1.dev7+gabc", {}, "Install torch 2.13.1.dev7+gabc again from its source: no registry has versions with +"),
+        ("2.13.0", {"INSTALLER": "conda\n"}, "conda install --force-reinstall torch=2.13.0"),
+        (
+            "2.13.0",
+            {"direct_url.json": '{"url": "file:///home/a%20b", "dir_info": {"editable": true}}'},
+            "pip install --force-reinstall --no-deps -e '/home/a b'",
+        ),
+        (
+            "2.13.0",
+            {"direct_url.json": '{"url": "https://me:key@host.example/t", "vcs_info": {"vcs": "git", "commit_id": "01"}}'},
+            "pip install --force-reinstall --no-deps 'torch @ git+https://host.example/t@01'",
+        ),
+        (
+            "2.13.0",
+            {"direct_url.json": '{"url": "file:///w/torch.whl", "archive_info": {}}'},
+            "pip install --force-reinstall --no-deps 'torch @ file:///w/torch.whl'",
+        ),
+        ("2.13.0", {"direct_url.json": "[1"}, "pip install --force-reinstall --no-deps torch==2.13.0"),
+    ],
+)
+def test_a_package_is_installed_again_from_where_it_came(install, found, version, files, expected) -> None:
+    folder = install("torch", version)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    assert found()["torch"].reinstall == expected
 
 
 @pytest.mark.parametrize(
@@ -141,6 +229,7 @@ def environment(prefix: Path, kind: str) -> None:
         case "packages of another":
             (prefix / "lib/python3.99/site-packages/rlcore-1.0.dist-info").mkdir(parents=True)
         case "no virtual one":
+            (prefix / "lib/python3.99/site-packages/rlcore-1.0.dist-info").mkdir(parents=True)
             return
     (prefix / "pyvenv.cfg").write_text(f"home = {home}\nversion = {version}\nno line\n")
     (prefix / "bin" / "rlcore").write_text(f"#!{script}\n")
@@ -162,7 +251,7 @@ def test_an_environment_whose_python_moved(install, found, tmp_path: Path, kind:
     environment(tmp_path / "env", kind)
     findings = list(environment_findings(tmp_path / "env", found()))
     assert [str(expected) in one.found for one in findings] == [True] * (expected is not None)
-    assert all("python3 -m venv" in one.remedy for one in findings)
+    assert all(f"python3 -m venv {tmp_path}/env-new" in one.remedy and "--clear" not in one.remedy for one in findings)
 
 
 def test_an_editable_package_and_one_of_a_commit_are_told(install, found) -> None:

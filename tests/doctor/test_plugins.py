@@ -82,7 +82,11 @@ def test_a_listing_that_fails_is_a_finding(monkeypatch) -> None:
 @pytest.mark.parametrize("code", [0, 2, None])
 def test_a_recipe_that_is_refused_is_a_finding(monkeypatch, code: int | None) -> None:
     monkeypatch.setattr("rlcore_doctor.plugins.run", lambda *_: Outcome(output="", errors="error: 1 problem(s)", code=code))
+    long = Outcome(output="", errors=f"{'a' * 10**6}: the reason", code=1)
     found = recipe_finding("recipe.toml", 1.0)
+    monkeypatch.setattr("rlcore_doctor.plugins.run", lambda *_: long)
+    assert len(recipe_finding("recipe.toml", 1.0).found) < 10_000
+    assert recipe_finding("recipe.toml", 1.0).found.endswith(": the reason")
     assert (None if found is None else found.found) == (None if code == 0 else "rlcore check recipe.toml: error: 1 problem(s)")
 
 
@@ -95,6 +99,13 @@ def test_a_plugins_reason_that_repeats_a_requirement_is_told_with_it(install, fo
     assert first.found == f"{requirement.found}. trainer fsdp2 is not usable"
     assert (first.remedy, second) == (requirement.remedy, other)
     assert without_repeats([plugin], found()) == [plugin]
+    second = Finding(found=plugin.found.replace("fsdp2", "own").replace("install x", "install 'x<2,>1'. Nothing: all the same"))
+    more = Finding(found=f"{plugin.found.replace('fsdp2', 'c')}, and another reason")
+    told = without_repeats([plugin, second, requirement, more], found())
+    assert [one.found for one in told] == [
+        f"{requirement.found}. trainer fsdp2 is not usable. trainer own is not usable",
+        more.found,
+    ]
 
 
 def test_the_listing_of_this_environment_can_be_read() -> None:

@@ -57,12 +57,35 @@ def test_a_package_for_another_python_is_one_problem(played, install) -> None:
     assert page["libraries"][0]["import"] == {"error": "ImportError: x"}
 
 
-def test_a_torch_for_cpus_beside_a_gpu_is_a_note(played, install) -> None:
+@pytest.mark.parametrize(("is_visible", "note"), [(True, "torch is a build for CPUs"), (False, "CUDA_VISIBLE_DEVICES hides")])
+def test_gpus_that_a_run_does_not_take_are_a_note(played, install, is_visible: bool, note: str) -> None:
     played.setattr("rlcore_doctor.machine.gpus", lambda: [GPU])
-    install("torch", "2.13.0+cpu")
-    page = report(None, 1.0, imports=False)
+    played.setattr("rlcore_doctor.report.has_gpu", lambda: is_visible)
+    build = "+cpu" if is_visible else "+cu130"
+    result = {"version": "2.13.0", "seconds": 1.0, "cuda": "13.0", "devices": 0}
+    played.setattr("rlcore_doctor.libraries.run", lambda *_: Outcome(output=json.dumps(result), errors="", code=0))
+    install("torch", f"2.13.0{build}")
+    page = report(None, 1.0, imports=not is_visible)
     assert page["fits"] is True
-    assert "torch is a build for CPUs" in page["notes"][0]
+    assert note in page["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("value", "fits", "note"),
+    [
+        ("1", True, "found torch 2.16.0; RLCORE_UNTRIED_VERSIONS=1 runs it all the same"),
+        ("true", False, "RLCORE_UNTRIED_VERSIONS is 'true', which has no effect; expected 0 or 1"),
+        ("0", False, ""),
+        ("", False, ""),
+    ],
+)
+def test_versions_that_nothing_was_tried_with(played, install, value: str, fits: bool, note: str) -> None:
+    played.setenv("RLCORE_UNTRIED_VERSIONS", value)
+    install("rlcore-fsdp2", "1.0", "torch<2.16,>=2.11")
+    install("torch", "2.16.0")
+    page = report(None, 1.0, imports=False)
+    assert page["fits"] is fits
+    assert [one.endswith(note) for one in page["notes"]] == [True] * bool(note)
 
 
 def test_a_search_that_does_not_end_is_a_problem(played, monkeypatch) -> None:
@@ -76,11 +99,13 @@ def test_secrets_and_the_home_directory_are_left_out(played, install) -> None:
     home = str(expanded("~"))
     played.setenv("HF_TOKEN", "not-to-be-told-1234")
     played.setenv("RLCORE_CACHE", f"{home}/cache")
+    played.setenv("RLCORE_OTHER", f"{home}ther/cache:/mnt{home}:{home}")
     played.setenv("HF_ENDPOINT", "https://me:my-password-1@hub.example")
     played.setenv("DATABASE_URL", "not a variable of these libraries")
     page = report(None, 1.0, imports=False)
     variables = page["variables"]
     assert (variables["HF_TOKEN"], variables["RLCORE_CACHE"]) == ("***", "~/cache")
+    assert variables["RLCORE_OTHER"] == f"{home}ther/cache:/mnt{home}:~"
     assert "DATABASE_URL" not in variables
     text = json.dumps(page)
     assert not [one for one in ("not-to-be-told", "my-password", f'"{home}/') if one in text]

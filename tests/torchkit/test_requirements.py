@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from rlcore.spi.errors import PluginError
 from rlcore_torchkit import requirements
 
 FITS = {"torch": "2.13.0+cpu", "transformers": "5.19.0"}
@@ -98,10 +99,35 @@ def test_what_does_not_fit_is_named_with_its_remedy(
     assert reason is None if expected is None else str(reason).startswith(expected), reason
 
 
-def test_a_version_that_nothing_was_tried_with_runs_where_that_is_said(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("1", None),
+        ("0", "=1 runs it all the same"),
+        ("", "all the same"),
+        ("true", "all the same; found RLCORE_UNTRIED_VERSIONS='true'"),
+    ],
+)
+def test_a_version_that_nothing_was_tried_with_runs_where_that_is_said(
+    site: Path, monkeypatch: pytest.MonkeyPatch, value: str, expected: str | None
+) -> None:
     install(site, FITS | {"torch": "2.16.0"})
-    monkeypatch.setenv(requirements.UNTRIED_VARIABLE, "1")
-    assert requirements.missing_requirement() is None
+    monkeypatch.setenv(requirements.UNTRIED_VARIABLE, value)
+    reason = requirements.missing_requirement()
+    assert reason is None if expected is None else str(reason).endswith(expected)
+
+
+@pytest.mark.parametrize(("line", "expected"), [("Requires-Python: >=3.11", "2.0"), ("Author: me", None)])
+def test_damaged_metadata_names_what_to_install_anew(site: Path, line: str, expected: str | None) -> None:
+    (site / "torch-2.0.dist-info").mkdir()
+    text = "Name: torch\n" + (f"Version: {expected}\n" if expected else "")
+    (site / "torch-2.0.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\n{text}{line}\n")
+    found = requirements.installed_version("torch")
+    assert (None if found is None else str(found)) == expected
+    assert "torch" in str(requirements.missing_requirement())
+    with pytest.raises(PluginError) as caught:
+        requirements.supported_versions("torch", "numpy")
+    assert str(caught.value).endswith("pip install --force-reinstall --no-deps torch")
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

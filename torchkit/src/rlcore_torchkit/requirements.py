@@ -14,6 +14,7 @@ from packaging.version import InvalidVersion, Version
 
 from rlcore.installed import build_of
 from rlcore.spi import capabilities
+from rlcore.spi.errors import PluginError
 
 UNTRIED_VARIABLE = "RLCORE_UNTRIED_VERSIONS"
 """Environment variable: "1" lets libraries of versions run that nothing was tried with."""
@@ -21,20 +22,26 @@ UNTRIED_VARIABLE = "RLCORE_UNTRIED_VERSIONS"
 
 def supported_versions(distribution: str, library: str) -> SpecifierSet:
     """The versions of a library that a package of rlcore requires, itself or by an extra; its pyproject.toml says which."""
-    needs = map(Requirement, metadata.requires(distribution) or ())
-    return next(need.specifier for need in needs if need.name == library)
+    for need in map(Requirement, metadata.requires(distribution) or ()):
+        if need.name == library:
+            return need.specifier
+    raise PluginError(
+        f"the metadata of {distribution} has no requirement of {library}. Reinstall it: "
+        f"pip install --force-reinstall --no-deps {distribution}"
+    )
 
 
 def untried_version(library: str, found: Version, *supported: SpecifierSet, hint: str = "") -> str | None:
     """Refuse a version outside of all `supported`, with what installs another and how to try it; None for one within."""
-    if any(each.contains(found.base_version) for each in supported) or os.environ.get(UNTRIED_VARIABLE) == "1":
+    allowed = os.environ.get(UNTRIED_VARIABLE, "")
+    if any(each.contains(found.base_version) for each in supported) or allowed == "1":
         return None
     hint = hint or f"pip install '{library}{supported[0]}'"
     return (
         f"{library} {found} is installed; expected {library}{' or '.join(map(str, supported))}: {hint}. "
         f"Nothing was tried with {library} {found.public}: docs/supported-versions.md says what to try. "
         f"{UNTRIED_VARIABLE}=1 runs it all the same"
-    )
+    ) + ("" if allowed in ("", "0") else f"; found {UNTRIED_VARIABLE}={allowed!r}")
 
 
 REQUIRED = {library: supported_versions("rlcore-torchkit", library) for library in ("torch", "transformers")}
@@ -117,8 +124,8 @@ def installed_version(distribution: str) -> Version | None:
     """The version of an installed distribution, by its metadata; None where there is none that can be read. Of one that is no
     version by PEP 440, such as 2.11.0-git, the leading numbers."""
     try:
-        text = metadata.version(distribution)
-    except metadata.PackageNotFoundError:
+        text = str(metadata.version(distribution))  # of damaged metadata None
+    except (metadata.PackageNotFoundError, KeyError):
         return None
     try:
         return Version(text)

@@ -10,3 +10,5 @@ class Finding:
     found: str
     remedy: str = ""
     """The command that mends it, or what else does; "" where `found` says it."""
+    is_untried: bool = False
+    """True where a package of rlcore was not tried with the version of a library, which RLCORE_UNTRIED_VERSIONS lets run."""

@@ -2,13 +2,14 @@
 
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from attrs import frozen
 
-from rlcore_doctor.child import run
+from rlcore_doctor.child import end_all, run
 from rlcore_doctor.finding import Finding
 from rlcore_doctor.packages import Installed, Package
 
@@ -55,9 +56,15 @@ def libraries(found: Installed, seconds: float | None) -> list[Library]:
     here = [(found[name], module) for name, module in MODULES.items() if name in found]
     if seconds is None:
         return [Library(package=package, result={}) for package, _ in here]
-    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-        results = list(pool.map(lambda row: _imported(row[1], seconds), here))
-    return [Library(package=package, result=result) for (package, _), result in zip(here, results, strict=True)]
+    pool = ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1))
+    imports = [(package, pool.submit(_imported, module, seconds)) for package, module in here]
+    try:
+        return [Library(package=package, result=result.result()) for package, result in imports]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        while not all(result.done() for _, result in imports):  # Ctrl-C, for which no import has to end
+            end_all()
+            time.sleep(0.01)
 
 
 def _imported(module: str, seconds: float) -> dict[str, Any]:
@@ -79,7 +86,7 @@ def import_findings(found: Iterable[Library], seconds: float | None) -> Iterator
             text = f"{package.label} was not imported after {seconds or 0:g} s"
             yield Finding(found=text, remedy=f"rlcore doctor --timeout {10 * (seconds or 0):g}")
         elif "error" in result:
-            remedy = f"pip install --force-reinstall --no-deps {package.name}=={package.version}"
+            remedy = package.reinstall
             if package.name in UNUSED_BY_TEXT:
                 remedy = f"pip uninstall {package.name}, which text models do not need; or install the one of your torch"
             yield Finding(found=f"{package.label} cannot be imported: {result['error']}", remedy=remedy)

