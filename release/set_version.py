@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 
 CHANGELOG = "CHANGELOG.md"
 _VERSION = re.compile(r'^(version|__version__) = "[^"]+"$', re.MULTILINE)
-_REQUIREMENT = re.compile(r'"(rlcore(?:-[\w-]+)?)(\[[\w,]+\])?[<>=!~][^"]*"')
+REQUIREMENT = re.compile(r'"(rlcore(?:-[\w-]+)?)(\[[\w,]+\])?[<>=!~][^"]*"')
 _URLS = re.compile(r"^\[project\.urls\]\n(?:.+\n)*\n", re.MULTILINE)
 _AFTER_PROJECT = re.compile(r"^\[(?!build-system\]|project\])", re.MULTILINE)
 _HEADING = re.compile(r"^## \[Unreleased\]$", re.MULTILINE)
@@ -20,18 +20,24 @@ _HEADING = re.compile(r"^## \[Unreleased\]$", re.MULTILINE)
 
 def set_version(version: Version, root: Path = ROOT, repository: str | None = None) -> list[Path]:
     """Write all of it, and return the files that hold it now. Without a repository the packages keep the one that they name."""
-    fits = f">={version.major}.{version.minor},<{version.major}.{version.minor + 1}"
+    fits = range_of(version)
     projects = [root / one.folder / "pyproject.toml" for one in packages(root)]
     repository = repository or repository_of(projects[0])
     for path in projects:
         text = _one_version(path, version)
-        text = _REQUIREMENT.sub(lambda match: f'"{match[1]}{match[2] or ""}{fits}"', text)
+        text = REQUIREMENT.sub(lambda match: f'"{match[1]}{match[2] or ""}{fits}"', text)
         path.write_text(text if repository is None else _with_urls(text, repository, version))
     module = root / "core/src/rlcore/__init__.py"
     module.write_text(_one_version(module, version))
     changelog = root / CHANGELOG
     changelog.write_text(_HEADING.sub(f"## [{version}] - {datetime.date.today().isoformat()}", changelog.read_text()))
     return [*projects, module, changelog]
+
+
+def range_of(version: Version) -> str:
+    """Return the range in which packages of a version require each other. One that begins with a pre-release admits it."""
+    first = version if version.is_prerelease else f"{version.major}.{version.minor}"
+    return f">={first},<{version.major}.{version.minor + 1}"
 
 
 def repository_of(project: Path) -> str | None:

@@ -26,7 +26,8 @@ def test_all_packages_have_the_cores_version(projects):
 
 def test_requirements_of_each_other_are_ranges_of_the_minor_version(projects):
     version = Version(rlcore.__version__)
-    expected = SpecifierSet(f">={version.major}.{version.minor},<{version.major}.{version.minor + 1}")
+    first = version if version.is_prerelease else f"{version.major}.{version.minor}"
+    expected = SpecifierSet(f">={first},<{version.major}.{version.minor + 1}")
     names = {project["name"] for project in projects.values()}
     requirements = [
         (path, Requirement(line))

@@ -28,6 +28,12 @@ def change(checkout, file, old, new):
     [
         ("plugins/grpo/pyproject.toml", '"7.3.1"', '"7.3.0"', "plugins/grpo/pyproject.toml has the version 7.3.0"),
         ("core/pyproject.toml", f'"{REPOSITORY}"', '"https://x"', "core/pyproject.toml names the repository https://x"),
+        (
+            "plugins/grpo/pyproject.toml",
+            "rlcore>=7.3,<7.4",
+            "rlcore>=7.2,<7.3",
+            "plugins/grpo/pyproject.toml requires rlcore>=7.2",
+        ),
         ("CHANGELOG.md", "[7.3.1] -", "[7.3.0] -", "CHANGELOG.md begins with [7.3.0]"),
         ("CHANGELOG.md", "## [", "# [", "CHANGELOG.md begins with no heading"),
     ],

@@ -1,11 +1,14 @@
 """Continuous integration runs each target of the Makefile and each documented command, or a list gives the reason."""
 
 import re
+import subprocess
 from itertools import chain
 from pathlib import Path
 
 import pytest
 import yaml
+
+from rlcore import __version__
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/releasing.md")
@@ -108,6 +111,20 @@ def test_what_runs_a_command_contains_it(command: str, place: str) -> None:
         assert (ROOT / place).is_file()
     else:
         assert command in lines_of(place)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["test-next"], ".venv-next-python3.12/bin/pip install --disable-pip-version-check --no-compile --upgrade torch "),
+        (["test-next", "NEXT_PYTHON=/opt/bin/python3.13"], ".venv-next-python3.13/bin/pip install"),
+        (["try-dist"], f"'rlcore[laptop]=={__version__}'"),
+    ],
+)
+def test_what_a_target_runs_though_its_environment_is_there(arguments: list[str], expected: str) -> None:
+    made = [f"--old-file=.venv-next-python3.{minor}/.installed" for minor in (12, 13)]
+    printed = subprocess.run(["make", "--dry-run", *made, *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert expected in printed.stdout
 
 
 def test_continuous_integration_ends_with_the_first_step_that_fails_and_shows_the_tests_last() -> None:

@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
@@ -21,11 +22,20 @@ def test_every_file_has_it_and_nothing_else_changes(builder, versions, checkout)
         project = tomllib.loads(text)["project"]
         assert project["version"] == "7.3.1rc1"
         ours = [line for line in project["dependencies"] if line.startswith("rlcore")]
-        assert all(line.endswith(">=7.3,<7.4") for line in ours)
+        assert all(line.endswith(">=7.3.1rc1,<7.4") for line in ours)
         assert ours or project["name"] == "rlcore"
         before = (folder / "pyproject.toml").read_text().splitlines()
         differing = [line for line, old in zip(text.splitlines(), before, strict=True) if line != old]
         assert all(line.startswith("version =") or '"rlcore' in line for line in differing)
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [("0.2.0", ">=0.2,<0.3"), ("0.2.3", ">=0.2,<0.3"), ("0.2.0rc1", ">=0.2.0rc1,<0.3"), ("1.0.0.dev3", ">=1.0.0.dev3,<1.1")],
+)
+def test_the_range_admits_the_version(versions, version, expected):
+    assert versions.range_of(Version(version)) == expected
+    assert SpecifierSet(expected).contains(version)
 
 
 HOST = "https://host.example/owner"

@@ -48,6 +48,7 @@ def test_publishing_needs_the_build_and_the_trust_of_one_job():
     assert "permissions" not in jobs["build"]
     names = {step["with"]["name"] for step in steps({"jobs": jobs}) if "artifact" in step.get("uses", "")}
     assert names == {"dist"}
+    assert jobs["publish"]["steps"][-1]["with"]["skip-existing"] is True
 
 
 def test_only_tags_are_published_and_the_tag_is_the_version():
