@@ -72,7 +72,8 @@ $(VENV)/.installed: Makefile $(call projects,$(LAPTOP))
 	@echo "setup: an environment in $(VENV), by $(PYTHON)"
 	$(PYTHON) -m venv $(VENV)
 	@echo "setup: $(TORCH), the largest download"
-	$(PIP) $(TORCH) hatchling editables
+	$(PIP) $(TORCH)
+	$(PIP) hatchling editables
 	@echo "setup: what the demo needs: $(LAPTOP)"
 	$(PIP) --no-build-isolation -e core[laptop] $(call editable,$(LAPTOP))
 	touch $@

@@ -21,6 +21,7 @@ from rlcore.installed import (
 from rlcore.registry.discovery import discover
 from rlcore.registry.plugin_errors import message_of
 from rlcore.registry.selection import ChosenPlugin, load_chosen
+from rlcore.spi.errors import DataError
 
 
 def only(registry, role="trainer"):
@@ -114,6 +115,21 @@ def test_a_file_of_a_distribution_that_does_not_end_is_named(installer, name, ki
     assert str(raised.value).endswith("Reinstall it")
     result = CliRunner().invoke(cli, ["plugins"])
     assert (result.exit_code, str(file) in result.stderr) == (3, True)
+
+
+def test_an_error_of_rlcore_stays_itself_beside_metadata_that_cannot_be_read(installer, monkeypatch):
+    installer.add("acme-odd", {})
+    (installer.folder / "acme_odd-1.0.dist-info" / "METADATA").write_bytes(bytes(range(128, 200)))
+
+    def check(*_, **__):
+        try:
+            metadata.version("acme-missing")
+        except metadata.PackageNotFoundError as error:
+            raise DataError("rows lack prompt") from error
+
+    monkeypatch.setattr("rlcore.registry.discovery.installed_entry_points", check)
+    result = CliRunner().invoke(cli, ["plugins"])
+    assert (result.exit_code, "acme_odd" in result.stderr) == (DataError.exit_code, False)
 
 
 def test_metadata_that_a_library_cannot_read_is_named(installer, monkeypatch):

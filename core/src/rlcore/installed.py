@@ -92,8 +92,8 @@ def _endless(distribution: Distribution) -> str:
 
 def metadata_faults(error: BaseException) -> list[str]:
     """Return what is wrong with the METADATA of installed distributions, where reading one of them raised the error."""
-    trace = walk_tb(error.__traceback__)
-    if any(str(frame.f_globals.get("__name__")).startswith("importlib.metadata") for frame, _ in trace):
+    trace = [(frame.f_globals.get("__name__"), frame.f_code.co_name) for frame, _ in walk_tb(error.__traceback__)]
+    if isinstance(error, (UnicodeError, OSError)) and ("importlib.metadata", "read_text") in trace:
         return [fault for one in metadata.distributions() if (fault := _described(one)[2])]
     cause = error.__cause__ or error.__context__
     return [] if cause is None else metadata_faults(cause)

@@ -291,6 +291,15 @@ def test_a_tokenizer_with_code_of_its_own_is_refused_with_the_option_that_trusts
     assert "model.trust_remote_code" in problem.remedy
 
 
+def test_a_damaged_tokenizer_is_no_code_to_trust(directory):
+    settings = json.loads((directory / "tokenizer_config.json").read_text())
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings | {"auto_map": {"AutoConfig": "own.Config"}}))
+    (directory / "tokenizer.json").write_text('{"model": ')
+    with pytest.raises(ModelError) as raised:
+        load(directory)
+    assert "trust_remote_code" not in str(raised.value)
+
+
 @pytest.mark.parametrize("kind", ["file", "nothing"])
 def test_a_path_that_is_no_directory(tmp_path, kind):
     path = tmp_path / "model"

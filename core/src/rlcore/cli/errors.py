@@ -50,12 +50,13 @@ def _judge(error: BaseException, ctx: click.Context) -> tuple[int, str]:
     from rlcore.installed import DistributionError, metadata_faults
     from rlcore.registry.plugin_errors import message_of
 
-    if faults := metadata_faults(error):
-        return DistributionError.exit_code, "\n".join(faults)
     if isinstance(error, DistributionError):
         return error.exit_code, str(error)
+    faults = metadata_faults(error)
     if isinstance(error, RlcoreError):
-        return error.exit_code, f"{message_of(error)}{notes_of(error)}"
+        return error.exit_code, "\n  ".join([f"{message_of(error)}{notes_of(error)}", *faults])
+    if faults:
+        return DistributionError.exit_code, "\n".join(faults)
     return UNEXPECTED, f"{_unexpected(error, ctx)}{notes_of(error)}"
 
 

@@ -195,7 +195,7 @@ def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
     except ConfigError:
         raise
     except Exception as error:  # OSError, ValueError, KeyError, JSON and Hub errors, by the kind of damage
-        if not model.trust_remote_code and _has_own_code(model):
+        if not model.trust_remote_code and "trust_remote_code" in str(error) and _has_own_code(model):
             found = f"{model.path} with a tokenizer whose code comes with the model"
             remedy = "Read it, and then set model.trust_remote_code to true"
             raise _model_error(found, "a tokenizer of transformers, or code that the recipe trusts", remedy) from error
@@ -220,7 +220,8 @@ def _has_own_code(model: ModelConfig) -> bool:
     """Return whether tokenizer_config.json names a class that comes with the model."""
     file = model_file(model, "tokenizer_config.json")
     content = None if file is None else read_object(file)
-    return isinstance(content, dict) and bool(content.get("auto_map"))
+    names = content.get("auto_map") if isinstance(content, dict) else None
+    return bool(names) and (not isinstance(names, dict) or "AutoTokenizer" in names)
 
 
 def _chat_templates(found: object, model: ModelConfig) -> str | dict[str, str] | None:
