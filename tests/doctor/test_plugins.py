@@ -79,6 +79,15 @@ def test_a_listing_that_fails_is_a_finding(monkeypatch) -> None:
     assert not list(listing(1.0).notes({}))
 
 
+def test_a_recipe_is_no_option(monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        "rlcore_doctor.plugins.run", lambda *given: asked.append(given) or Outcome(output="", errors="", code=0)
+    )
+    assert recipe_finding("--x", 1.0) is None
+    assert asked == [(["-m", "rlcore", "check", "--", "--x"], 1.0)]
+
+
 @pytest.mark.parametrize("code", [0, 2, None])
 def test_a_recipe_that_is_refused_is_a_finding(monkeypatch, code: int | None) -> None:
     monkeypatch.setattr("rlcore_doctor.plugins.run", lambda *_: Outcome(output="", errors="error: 1 problem(s)", code=code))

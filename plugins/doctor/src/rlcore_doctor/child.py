@@ -1,10 +1,12 @@
 """Runs a program of this Python in a process group of its own, with a time limit, and ends the whole group."""
 
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +22,9 @@ _LAST_BYTES = 2**16
 """Bytes that are read of the end of its standard error."""
 _FILE_BYTES = 2**30
 """Most bytes of a file that it writes."""
+_OWN_FRAME = rf'  File "(?:<|{re.escape(sysconfig.get_path("stdlib"))}/(?!site-packages)).*\n'
+_CRASH = re.compile(rf'^Current thread .*\n(?:{_OWN_FRAME})*  (File ".*)', re.MULTILINE)
+"""The innermost file of a crash that is not Python's own; faulthandler prints all."""
 _running: set[subprocess.Popen[bytes]] = set()
 
 
@@ -36,8 +41,8 @@ class Outcome:
 
     @property
     def ending(self) -> str:
-        """How it ended, in words, with the last line of its standard error."""
-        lines = self.errors.strip().splitlines()
+        """How it ended, in words, with the file in which it crashed, or the last line of its standard error."""
+        lines = _CRASH.findall(self.errors) or self.errors.strip().splitlines()
         last = f": {lines[-1].strip():.{MAX_CHARACTERS}}" if lines else ""
         if self.code is None:
             return f"did not end in time{last}"
@@ -52,7 +57,7 @@ def run(arguments: Sequence[str], seconds: float) -> Outcome:
     # Files rather than pipes: a daemon that the program leaves behind would hold a pipe open.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            [sys.executable, "-P", *arguments],
+            [sys.executable, "-P", "-X", "faulthandler", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=errors,
