@@ -50,6 +50,6 @@ def test_a_family_of_which_there_is_no_default_is_not_tried(tmp_path):
     assert "no default" in outcome.trainer_reason
 
 
-@pytest.mark.parametrize(("name", "expected"), [("bert", "is_decoder = true"), ("bart", ""), ("llama", "")])
+@pytest.mark.parametrize(("name", "expected"), [("bert", "is_decoder = true"), ("bart", ""), ("gpt_neox", ""), ("llama", "")])
 def test_options_that_make_a_class_a_decoder_are_named(name, expected, tmp_path):
     assert make_tiny(name, NAMES[name], tmp_path) == expected

@@ -3,6 +3,7 @@
 import json
 import string
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ _ASKED = ("is_decoder", "causal", "attention_type")
 
 
 def make_tiny(model_type: str, class_name: str, directory: Path) -> str:
-    """Write a tiny random model of `model_type`; returns the options that make it a decoder where its class's default does not.
+    """Write a tiny random model of `model_type`; returns the options without which tokens would see later ones.
 
     ModelError where the configuration is refused.
     """
@@ -41,7 +42,15 @@ def make_tiny(model_type: str, class_name: str, directory: Path) -> str:
     model.save_pretrained(directory)
     if not AutoConfig.from_pretrained(directory).architectures:
         raise ValueError("its configuration names no architecture")
-    defaults = {name: getattr(kind(), name) for name in _ASKED if name in options and hasattr(config, name)}
-    plain = AutoModelForCausalLM.from_config(kind(**{**options, **defaults})).config
-    asked = {name: options[name] for name, value in defaults.items() if getattr(plain, name) == value != options[name]}
-    return ", ".join(f"{name} = {json.dumps(value)}" for name, value in asked.items())
+    changed = {name: value for name in _ASKED if name in options and (value := getattr(kind(), name)) != options[name]}
+    if not changed or _is_causal(AutoModelForCausalLM.from_config(kind(**{**options, **changed}), dtype=torch.float32)):
+        return ""
+    return ", ".join(f"{name} = {json.dumps(options[name])}" for name in changed)
+
+
+@torch.no_grad()
+def _is_causal(model: Any) -> bool:
+    """Return whether no token sees later ones."""
+    tokens = torch.arange(2, 12)[None]
+    whole, part = (model.eval()(input_ids=row, use_cache=False).logits[:, :5] for row in (tokens, tokens[:, :5]))
+    return bool(torch.allclose(whole, part, atol=1e-4))
