@@ -15,7 +15,7 @@ MAX_LENGTH = 48
 TOLERANCE = 2e-5
 """Largest distance of log-probabilities in float32."""
 TOLERANCES: Mapping[str, float] = {"nemotron_h": 1e-3, "zamba2": 1e-3}
-"""The same for families whose states many products round, by model_type."""
+"""Largest distances, by model_type, of families whose states many products round."""
 GRADIENT_TOLERANCE = 2e-3
 """Largest distance of a tensor's step, as a share of the step."""
 RESPONSES = (14, 3, 9, 1, 6)
