@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlcore.spi import SamplingMask
 from rlcore_torchkit.forward import decoder_forward
-from rlcore_torchkit.forward.decoder_forward import general_forward, padded_forward, patch_decoder
+from rlcore_torchkit.forward.decoder_forward import general_forward, own_forward, padded_forward, patch_decoder
 from rlcore_torchkit.head.logprobs import packed_logprobs
 from rlcore_torchkit.head.sampling_mask import KeptTokens
 from rlcore_torchkit.layers.attention import PackedSequences
@@ -90,6 +90,23 @@ def test_rows_and_padded_rows_say_the_same_without_states():
     model.set_attn_implementation(register_packed_attention())
     found = [forward(model, tokens, packed) for forward in (general_forward, padded_forward)]
     torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+
+
+def test_padding_is_a_small_share_of_the_rows(monkeypatch):
+    """One long sequence among short ones: rows for each sequence, a group of similar lengths at a time."""
+    model, lengths = make("olmo2"), [40, *[2] * 20]
+    tokens = torch.arange(sum(lengths)) % 20
+    packed, whole, computed = PackedSequences.from_offsets(np.cumsum([0, *lengths]), "cpu"), model.model.forward, []
+
+    def forward(input_ids, **given):
+        computed.append(input_ids.numel())
+        return whole(input_ids=input_ids, **given)
+
+    monkeypatch.setattr(model.model, "forward", forward)
+    found = own_forward(model, tokens, packed)
+    assert sum(computed) <= 1.25 * len(tokens)
+    expected = [whole(input_ids=row[None]).last_hidden_state[0] for row in torch.split(tokens, lengths)]
+    torch.testing.assert_close(found, torch.cat(expected), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "phi", "cohere"])

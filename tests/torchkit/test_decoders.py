@@ -17,6 +17,7 @@ from rlcore_torchkit.architectures.decoders import (
 )
 
 GEMMA = {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]}
+BIG_BIRD = {"model_type": "big_bird", "architectures": ["BigBirdForCausalLM"]}
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 20}
 
 
@@ -26,6 +27,7 @@ def found(trusted=False, **content):
 
 @pytest.mark.parametrize("layers", [None, ["sliding_attention", "full_attention"], ["mamba", "attention", "moe"]])
 def test_a_class_of_transformers_is_fine(layers):
+    assert found(**BIG_BIRD, attention_type="original_full") == []
     assert found(**GEMMA, layer_types=layers) == []
     assert described_family(GEMMA) is None
 
@@ -45,6 +47,8 @@ def test_a_described_family_that_departs_from_its_description_trains_by_its_clas
         ({**GEMMA, "architectures": ["Gemma3TextModel"]}, "architecture Gemma3TextModel"),
         ({**GEMMA, "architectures": None}, "architecture none"),
         ({**GEMMA, "text_config": {"hidden_size": 3}}, "a text_config, as models of images or sound have"),
+        (BIG_BIRD, 'attention_type "block_sparse", which sees later tokens'),
+        ({**BIG_BIRD, "attention_type": "block_sparse"}, 'attention_type "block_sparse", which sees later tokens'),
     ],
 )
 def test_others_are_refused(content, expected):

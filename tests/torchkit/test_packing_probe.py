@@ -23,7 +23,16 @@ def make(name, **options):
         return AutoModelForCausalLM.from_config(config, attn_implementation=register_packed_attention()).eval()
 
 
-@pytest.mark.parametrize(("name", "options"), [("olmo2", ATTENTION), ("mamba", {"state_size": 4})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("olmo2", ATTENTION),
+        ("mamba", {"state_size": 4}),
+        ("recurrent_gemma", {**ATTENTION, "lru_width": 16, "num_hidden_layers": 3, "logits_soft_cap": 0.1}),
+        ("xlstm", {"num_heads": 2, "chunk_size": 8, "output_logit_soft_cap": 0.1}),
+        ("hyperclovax", {**ATTENTION, "logits_scaling": 0.125}),
+    ],
+)
 def test_what_keeps_sequences_apart_passes_and_is_left_as_it_was(name, options):
     model = make(name, **options)
     patch_decoder(model)
@@ -49,9 +58,17 @@ def test_what_is_not_known_of_a_class_is_computed_by_itself(forgotten, name, opt
     model = make(name, **options).to(dtype)
     patch_decoder(model)
     probe_packing(model, CPU, dtype)
-    assert model.config._attn_implementation == "eager"
-    assert "computes attention by itself" in caplog.text
-    assert (model.forward.args[2] is decoder_forward.own_forward) != own_logits
+    assert model.config._attn_implementation == (PACKED_ATTENTION if own_logits else "eager")
+    assert f"computes {'logits' if own_logits else 'attention'} by itself" in caplog.text
+
+
+def test_states_are_kept_where_logits_are_of_another_form(monkeypatch, caplog):
+    monkeypatch.setattr(decoder_forward, "logit_cap", lambda config: None)
+    model = make("xlstm", num_heads=2, chunk_size=8, output_logit_soft_cap=0.1)
+    patch_decoder(model)
+    probe_packing(model, CPU, torch.float32)
+    assert model.config._attn_implementation == PACKED_ATTENTION
+    assert "computes logits by itself" in caplog.text
 
 
 def test_tokens_that_see_later_ones_are_refused():

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fsdp2_backend"))
 
-from decoder_families import OWN_ATTENTION, REFUSED, TRAINED, make_family
+from decoder_families import BASE, OWN_ATTENTION, REFUSED, TRAINED, make_family
 
 from rlcore.spi import ModelError
 from rlcore_torchkit.huggingface.models import checkpoint_tensors
@@ -113,6 +113,25 @@ def test_attention_that_hardly_matters_in_a_trial_is_still_computed(caplog):
     with torch.no_grad():
         decoder.bind(checkpoint_tensors(model))
     assert BY_ITSELF in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gemma2", {"final_logit_softcapping": 0.5}),
+        ("recurrent_gemma", {"lru_width": 32, "num_hidden_layers": 3, "logits_soft_cap": 0.5}),
+        ("xlstm", {"num_heads": 4, "chunk_size": 8, "output_logit_soft_cap": 0.5}),
+    ],
+)
+def test_logits_are_capped_by_the_name_that_the_class_has(name, options):
+    config = AutoConfig.for_model(name, **{**BASE, "vocab_size": 64, **options})
+    model = AutoModelForCausalLM.from_config(config)
+    decoder = ClassDecoder(model, torch.float32, torch.device("cpu"))
+    with torch.no_grad():
+        decoder.bind(checkpoint_tensors(model))
+        logits = decoder.logits(torch.full((1, 32), 100.0))
+    assert logits.shape == (1, 64)
+    assert logits.abs().max() <= 0.5
 
 
 def test_the_weights_are_used_as_they_are(tools, tmp_path):

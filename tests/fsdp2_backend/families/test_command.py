@@ -1,24 +1,42 @@
 """The command, with outcomes that a file holds; trials are in test_trial."""
 
-import json
-
 import pytest
-from attrs import asdict
+from attrs import evolve
 
+from rlcore_fsdp2.families import trial
 from rlcore_fsdp2.families.command import main
 from rlcore_fsdp2.families.outcome import Outcome
-from rlcore_fsdp2.families.table import BEGIN, END
+from rlcore_fsdp2.families.results import add_outcome, code_version, known_outcomes
+from rlcore_fsdp2.families.table import BEGIN, END, written
+
+LLAMA = Outcome(model_type="llama", class_name="LlamaForCausalLM", trainer="agrees", generator="agrees")
 
 
-@pytest.mark.parametrize(("verdict", "status"), [("agrees", 0), ("refused", 0), ("wrong", 1), ("crashed", 1), ("not tried", 1)])
-def test_known_outcomes_are_not_tried_again(verdict, status, tmp_path, capsys):
-    outcome = Outcome(model_type="llama", class_name="LlamaForCausalLM", trainer=verdict, generator="agrees")
-    (tmp_path / "results").write_text(json.dumps(asdict(outcome)) + "\n")
-    (tmp_path / "page").write_text(f"{BEGIN}\n{END}\n")
-    arguments = ["--only", "llama", "--results", str(tmp_path / "results"), "--write", str(tmp_path / "page")]
-    assert main(arguments) == status
+@pytest.mark.parametrize("verdict", ["agrees", "refused"])
+def test_known_outcomes_are_not_tried_again(verdict, tmp_path, capsys):
+    results, page = tmp_path / "results", tmp_path / "page"
+    add_outcome(results, code_version(), evolve(LLAMA, trainer=verdict))
+    page.write_text(written(f"{BEGIN}\n{END}\n", [evolve(LLAMA, model_type="other")]))
+    assert main(["--only", "llama", "--results", str(results), "--write", str(page)]) == 0
     assert f"1 {verdict} and agrees" in capsys.readouterr().out
-    assert f"| llama | {verdict} |" in (tmp_path / "page").read_text()
+    assert f"| llama | {verdict} |" in page.read_text()
+    assert "| other | agrees |" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict", "is_known"),
+    [("one", "agrees", True), ("another", "agrees", False), ("one", "wrong", False), ("one", "crashed", False)],
+)
+def test_outcomes_of_other_code_and_unsound_ones_are_tried_again(code, verdict, is_known, tmp_path):
+    add_outcome(tmp_path / "results", code, evolve(LLAMA, trainer=verdict))
+    assert ("llama" in known_outcomes(tmp_path / "results", "one")) == is_known
+    assert known_outcomes(tmp_path / "none", "one") == {}
+
+
+@pytest.mark.parametrize(("verdict", "status"), [("agrees", 0), ("refused", 1), ("wrong", 1)])
+def test_one_model_has_to_agree(verdict, status, monkeypatch):
+    monkeypatch.setattr(trial, "try_model", lambda *_, **__: evolve(LLAMA, trainer=verdict, generator=verdict))
+    assert main(["--model", "directory"]) == status
 
 
 def test_an_unknown_family_is_refused(capsys):

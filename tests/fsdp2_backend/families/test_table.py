@@ -1,12 +1,16 @@
 """The table in a page."""
 
 import pytest
+from attrs import evolve
 
 from rlcore_fsdp2.families.outcome import Outcome
-from rlcore_fsdp2.families.table import BEGIN, END, summary, written
+from rlcore_fsdp2.families.table import BEGIN, END, merged, summary, written
 
 GOOD = Outcome(model_type="llama", class_name="LlamaForCausalLM", trainer="agrees", generator="agrees", way="its description")
 BAD = Outcome(model_type="odd", class_name="Odd", trainer="refused", trainer_reason="one | two", generator="refused")
+
+UNKNOWN = Outcome(model_type="a", class_name="A")
+MISSING = evolve(UNKNOWN, model_type="musicgen")
 
 
 def test_the_table_replaces_what_is_between_its_marks():
@@ -19,6 +23,18 @@ def test_the_table_replaces_what_is_between_its_marks():
     assert written(once, [GOOD, BAD]) == once
 
 
+def test_rows_of_some_families_are_merged_into_the_table():
+    once = written(f"{BEGIN}\n{END}\n", [BAD]).replace(", 20", ", 19")
+    more = merged(once, [evolve(GOOD, options="is_decoder = true")])
+    assert "| llama | agrees | its description | agrees | with is_decoder = true |" in more
+    assert more == merged(more, [BAD])
+    assert "2 families, trainer and generator: 1 agrees and agrees, 1 refused and refused" in more
+    assert ", 19" in more
+    for other in (once.replace("transformers ", "transformers 0."), f"{BEGIN}\n{END}\n"):
+        with pytest.raises(ValueError, match="expected transformers"):
+            merged(other, [GOOD])
+
+
 def test_a_page_without_marks_is_refused():
     with pytest.raises(ValueError, match="families"):
         written("a page", [GOOD])
@@ -26,4 +42,5 @@ def test_a_page_without_marks_is_refused():
 
 def test_counts():
     assert summary([GOOD, GOOD, BAD]) == ("3 families, trainer and generator: 2 agrees and agrees, 1 refused and refused")
-    assert [outcome.is_sound for outcome in (GOOD, BAD, Outcome(model_type="a", class_name="A"))] == [True, True, False]
+    assert [outcome.is_sound for outcome in (GOOD, BAD, UNKNOWN, MISSING)] == [True, True, False, True]
+    assert [outcome.agrees for outcome in (GOOD, BAD, UNKNOWN)] == [True, False, False]

@@ -5,6 +5,7 @@ import pytest
 from rlcore_fsdp2.families import checks
 from rlcore_fsdp2.families.command import class_names
 from rlcore_fsdp2.families.reference import Reference
+from rlcore_fsdp2.families.tiny_model import make_tiny
 from rlcore_fsdp2.families.trial import try_family, try_model
 
 NAMES = class_names()
@@ -18,14 +19,14 @@ nets, a head with layers, a tied head with another name."""
 def test_a_family_agrees_with_transformers_or_is_refused_with_a_reason(name, tmp_path):
     outcome = try_family(name, NAMES[name], tmp_path)
     assert outcome.is_sound, outcome.line
-    assert (outcome.trainer == "refused") == bool(outcome.trainer_reason)
+    assert (outcome.trainer != "agrees") == bool(outcome.trainer_reason)
     if name in SOME:
         assert (outcome.trainer, outcome.generator) == ("agrees", "agrees")
 
 
 def test_other_numbers_are_wrong(tmp_path, monkeypatch):
     assert try_family("llama", NAMES["llama"], tmp_path).way == "its description"
-    assert try_model(tmp_path / "model", tmp_path).is_sound
+    assert try_model(tmp_path / "model", tmp_path).agrees
     whole = Reference.logprobs
     monkeypatch.setattr(Reference, "logprobs", lambda self, batch: 1.01 * whole(self, batch))
     outcome = try_model(tmp_path / "model", tmp_path)
@@ -43,7 +44,12 @@ def test_what_is_raised_is_a_crash_with_its_place(tmp_path, monkeypatch):
     assert outcome.trainer_reason.startswith("ZeroDivisionError: no batch (test_trial.py:")
 
 
-def test_a_family_of_which_there_is_no_default_is_refused(tmp_path):
+def test_a_family_of_which_there_is_no_default_is_not_tried(tmp_path):
     outcome = try_family("musicgen", NAMES["musicgen"], tmp_path)
-    assert (outcome.trainer, outcome.generator) == ("refused", "refused")
-    assert "text_encoder" in outcome.trainer_reason
+    assert (outcome.trainer, outcome.generator, outcome.is_sound) == ("not tried", "not tried", True)
+    assert "no default" in outcome.trainer_reason
+
+
+@pytest.mark.parametrize(("name", "expected"), [("bert", "is_decoder = true"), ("bart", ""), ("gpt_neox", ""), ("llama", "")])
+def test_options_that_make_a_class_a_decoder_are_named(name, expected, tmp_path):
+    assert make_tiny(name, NAMES[name], tmp_path) == expected

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlcore.spi import ContractError, ModelError, Problem
-from rlcore_torchkit.architectures.decoders import has_states, head_scale, layer_windows
+from rlcore_torchkit.architectures.decoders import has_states, head_scale, layer_windows, logit_cap
 from rlcore_torchkit.forward.decoder_forward import decoder_of, use_own_attention
 from rlcore_torchkit.forward.packing_probe import BOUNDS
 from rlcore_torchkit.layers.packed_attention import PACKED_ATTENTION, Scores, attention_of, register_packed_attention
@@ -55,7 +55,7 @@ class ClassDecoder:
         """`model` is the transformers model, whose weights do not matter."""
         self._class, self._config = type(model), model.config
         self._dtype, self._device = dtype, device
-        self._scale, self._cap = head_scale(model.config), getattr(model.config, "final_logit_softcapping", None)
+        self._scale, self._cap = head_scale(model.config), logit_cap(model.config)
         self._model: Any = None
         self._is_tried = False
         self._recomputes = attention_of(model.config, PACKED_ATTENTION) != PACKED_ATTENTION

@@ -35,6 +35,7 @@ LAYOUT_STYLES = EXPERT_STYLES | {
     "replicated_with_grad_allreduce",
 }
 """Accepted styles of a layer's modules in plans of transformers."""
+_LOGIT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 _OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
@@ -53,6 +54,9 @@ def decoder_problems(config: Mapping[str, Any], path: str, *, trust_remote_code:
     yield from _class_problems(config, path, trust_remote_code)
     if reason := _UNTRAINED.get(str(config.get("model_type"))):
         yield Problem(path=path, found=reason, expected="layers with gradients in eval mode", remedy="Use another model")
+    if config.get("model_type") == "big_bird" and config.get("attention_type", "block_sparse") == "block_sparse":
+        found, remedy = 'attention_type "block_sparse", which sees later tokens', f"Set attention_type in {path}"
+        yield Problem(path=path, found=found, expected='"original_full"', remedy=remedy)
     if is_image_model(config):
         return
     for key in TEXT_KEYS:
@@ -149,7 +153,13 @@ def _layer_kinds(config: Mapping[str, Any]) -> set[str]:
 def head_scale(config: Any) -> float:
     """Return the factor of logits behind the head, by the keys that transformers' classes read."""
     scale = float(getattr(config, "logit_scale", None) or 1.0) * float(getattr(config, "lm_head_multiplier", None) or 1.0)
-    return scale / float(getattr(config, "logits_scaling", None) or 1.0)
+    scaling = float(getattr(config, "logits_scaling", None) or 1.0)
+    return scale * scaling if getattr(config, "model_type", None) == "hyperclovax" else scale / scaling
+
+
+def logit_cap(config: Any) -> float | None:
+    """Return the cap of logits, cap · tanh(logits / cap), by the keys that transformers' classes read; None without one."""
+    return next((float(cap) for key in _LOGIT_CAPS if (cap := getattr(config, key, None))), None)
 
 
 def layer_windows(config: Any) -> int | None:

@@ -3,6 +3,7 @@
 Shapes: T tokens of N sequences, L tokens of the longest, R rows of hidden states, H hidden size, V vocabulary.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rlcore.spi.errors import ContractError
-from rlcore_torchkit.architectures.decoders import has_states, head_scale
+from rlcore_torchkit.architectures.decoders import has_states, head_scale, logit_cap
 from rlcore_torchkit.head.logprobs import Decode, EntropyMode, HeadLogprobs, own_head, patch_head
 from rlcore_torchkit.head.sampling_mask import KeptTokens
 from rlcore_torchkit.head.softmax_chunks import chunk_rows, masks_of, wide_dtype
@@ -24,7 +25,7 @@ def patch_decoder(model: Any, decode: Decode | None = None) -> None:
     """Make a transformers causal language model return `packed_logprobs` from its forward. `decode` takes the place of what
     computes hidden states: `own_forward`, unless the model was loaded with PACKED_ATTENTION."""
     config, head, scale = model.config, model.get_output_embeddings(), head_scale(model.config)
-    cap = getattr(config, "final_logit_softcapping", None) or None
+    cap = logit_cap(config)
     compute: HeadLogprobs = own_head(model, cap)
     if scale != 1.0:
         compute = partial(_scaled, compute, scale)
@@ -51,7 +52,7 @@ def use_own_attention(model: Any) -> None:
 
 
 def use_own_logits(model: Any) -> None:
-    """Make a transformers model with `use_own_attention` compute logits by its class's own code too, all of them in memory."""
+    """Make a transformers model compute logits by its class's own code, all of them in memory."""
     patch_head(model, partial(_stored_logits, None, 1.0, None), _own_logits)
 
 
@@ -74,34 +75,54 @@ def padded_forward(model: Any, tokens: Tensor, packed: PackedSequences) -> Tenso
 
     What layers hand from token to token then begins anew with each row, and no token sees the padding behind it.
     """
-    rows, real = _padded_rows(tokens, packed)
+    return _by_rows(lambda rows: decode_rows(model, rows, *_bounds_of(rows)), tokens, packed)
+
+
+def _bounds_of(rows: Tensor) -> tuple[Tensor, PackedSequences]:
+    """Positions [N, L], and the bounds of N sequences of L tokens."""
     count, length = rows.shape
-    positions = torch.arange(length, device=tokens.device).expand(count, length)
-    padded = PackedSequences.from_offsets(np.arange(count + 1, dtype=np.int64) * length, tokens.device)
-    return decode_rows(model, rows, positions, padded).flatten(0, 1).index_select(0, real)
+    offsets = np.arange(count + 1, dtype=np.int64) * length
+    return torch.arange(length, device=rows.device).expand(count, length), PackedSequences.from_offsets(offsets, rows.device)
 
 
 def own_forward(model: Any, tokens: Tensor, packed: PackedSequences) -> Tensor:
     """Hidden states [T, H] by a row of L tokens for each sequence, as `padded_forward`, with the class's own attention, masks
     and positions."""
-    rows, real = _padded_rows(tokens, packed)
-    hidden: Tensor = decoder_of(model).forward(input_ids=rows, use_cache=False).last_hidden_state
-    return _checked(hidden, rows).flatten(0, 1).index_select(0, real)
+    return _by_rows(lambda rows: decoder_of(model).forward(input_ids=rows, use_cache=False).last_hidden_state, tokens, packed)
 
 
 def _own_logits(model: Any, tokens: Tensor, packed: PackedSequences) -> Tensor:
-    """Logits [T, V], as `own_forward` computes hidden states."""
-    rows, real = _padded_rows(tokens, packed)
-    logits: Tensor = type(model).forward(model, input_ids=rows, use_cache=False).logits
-    return _checked(logits, rows).flatten(0, 1).index_select(0, real)
+    """Logits [T, V], as `own_forward`, `padded_forward` or `general_forward` compute hidden states."""
+
+    def compute(rows: Tensor, *bounds: Any) -> Tensor:
+        named = dict(zip(("position_ids", "packed"), bounds, strict=False))
+        logits: Tensor = type(model).forward(model, input_ids=rows, use_cache=False, **named).logits
+        return logits
+
+    if has_own_attention(model):
+        return _by_rows(compute, tokens, packed)
+    if has_states(model):
+        return _by_rows(lambda rows: compute(rows, *_bounds_of(rows)), tokens, packed)
+    return compute(tokens[None], packed.position_ids, packed).squeeze(0)
 
 
-def _padded_rows(tokens: Tensor, packed: PackedSequences) -> tuple[Tensor, Tensor]:
-    """[N, L]: a row of tokens for each sequence, its last one repeated; and int64 [T]: where in these rows the tokens are."""
-    lengths, within = np.diff(packed.offsets), np.arange(packed.max_length)
-    gather = packed.offsets[:-1, None] + np.minimum(within, lengths[:, None] - 1)
-    real = np.flatnonzero(within < lengths[:, None])
-    return tokens[torch.from_numpy(gather).to(tokens.device)], torch.from_numpy(real).to(tokens.device)
+def _by_rows(compute: Callable[[Tensor], Tensor], tokens: Tensor, packed: PackedSequences) -> Tensor:
+    """[T, H or V]: what `compute` makes of rows of tokens, one for each sequence, its last token repeated as padding.
+
+    Sequences of similar length are computed together, so that padding is a small share of the rows. Ranks compute all at once:
+    they gather weights together, and so have to call layers equally often.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        lengths, within = np.diff(packed.offsets), np.arange(packed.max_length)
+        gather = packed.offsets[:-1, None] + np.minimum(within, lengths[:, None] - 1)
+        real = np.flatnonzero(within < lengths[:, None])
+        rows = tokens[torch.from_numpy(gather).to(tokens.device)]
+        return _checked(compute(rows), rows).flatten(0, 1).index_select(0, torch.from_numpy(real).to(tokens.device))
+    if packed.plan is None:
+        rows = tokens.view(packed.num_sequences, packed.max_length)
+        return _checked(compute(rows), rows).flatten(0, 1)
+    groups = [tokens.index_select(0, bucket.gather).view(-1, bucket.length) for bucket in packed.plan.buckets]
+    return torch.cat([_checked(compute(rows), rows).flatten(0, 1) for rows in groups]).index_select(0, packed.plan.restore)
 
 
 def decode_rows(model: Any, rows: Tensor, positions: Tensor, packed: PackedSequences, **inputs: Any) -> Tensor:

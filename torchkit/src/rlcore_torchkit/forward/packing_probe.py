@@ -28,8 +28,8 @@ def probe_packing(model: Any, device: torch.device, dtype: torch.dtype) -> None:
     """ModelError unless a model that went through `patch_decoder` says of two random sequences together what its class says of
     each alone, with transformers' own attention and masks. Called on every rank, with weights in place; `dtype` computes.
 
-    A class that does not pass with packed attention is tried with its own, and at last with its own logits too, which take
-    more memory.
+    A class that does not pass is tried with its own logits, with its own attention, and at last with both, which take more
+    memory.
     """
     try:
         _probe(model, device, dtype)
@@ -43,12 +43,15 @@ def probe_packing(model: Any, device: torch.device, dtype: torch.dtype) -> None:
 
 
 def _passes_by_itself(model: Any, device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether a model passes with its class's own attention, or its own logits too; it then computes by these."""
-    use_own_attention(model)
-    for way in (patch_decoder, use_own_logits):
-        way(model)
+    """Return whether a model passes with its class's own logits, attention, or both; it then computes by these."""
+    ways = [] if has_own_attention(model) else [(use_own_logits,)]
+    for way in (*ways, (use_own_attention, patch_decoder), (use_own_logits,)):
+        for change in way:
+            change(model)
         with suppress(ModelError):
             _probe(model, device, dtype)
+            if use_own_logits in way:
+                logger.warning("%s computes logits by itself, all of them in memory", type(model).__name__)
             return True
     return False
 

@@ -12,8 +12,10 @@ from rlcore import spi
 from rlcore_fsdp2.families.reference import LENGTHS, LOSS, OPTIMIZER, Reference, make_batch
 
 MAX_LENGTH = 48
-TOLERANCE = 2e-4
+TOLERANCE = 2e-5
 """Largest distance of log-probabilities in float32."""
+TOLERANCES: Mapping[str, float] = {"nemotron_h": 1e-3, "zamba2": 1e-3}
+"""Largest distances, by model_type, of families whose states many products round."""
 GRADIENT_TOLERANCE = 2e-3
 """Largest distance of a tensor's step, as a share of the step."""
 RESPONSES = (14, 3, 9, 1, 6)
@@ -48,8 +50,9 @@ def check_step(trainer: Any, model: spi.ModelSpec, scratch: Path) -> None:
     with torch.no_grad():
         expected = reference.logprobs(batch).numpy()
     before = reference.saved(scratch / "before")
-    _compare("log-probabilities of packed sequences", _logprobs(trainer, [batch], 0), expected)
-    _compare("log-probabilities of single sequences", _logprobs(trainer, alone, 0), expected)
+    tolerance = TOLERANCES.get(reference.model_type, TOLERANCE)
+    _compare("log-probabilities of packed sequences", _logprobs(trainer, [batch], 0), expected, tolerance)
+    _compare("log-probabilities of single sequences", _logprobs(trainer, alone, 0), expected, tolerance)
     loss, norm = reference.step(batch)
     microbatches = tuple(batch.select(np.array(group)) for group in ([0, 4], [1, 2, 3]))
     request = spi.TrainStepRequest(
@@ -64,9 +67,9 @@ def check_step(trainer: Any, model: spi.ModelSpec, scratch: Path) -> None:
     _compare_steps(before, found_weights, reference.saved(scratch / "after"))
 
 
-def _compare(what: str, found: np.ndarray, expected: np.ndarray) -> None:
+def _compare(what: str, found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
     distance = float(np.abs(found - expected).max())
-    if not distance <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
+    if not distance <= tolerance:
         raise WrongError(f"{what} {distance:.2g} from those of transformers")
 
 
@@ -101,7 +104,8 @@ def check_samples(generator: Any, trainer: Any | None, model: spi.ModelSpec) -> 
     if trainer is not None:
         export = trainer.export_weights(spi.ExportWeightsRequest(weight_version=1, dtype="float32", max_bucket_bytes=2**20))
         generator.refit(spi.RefitRequest(weight_version=1, channel="in_process", weights=export, may_alias=False))
-    batch = make_batch(Reference(model).vocab_size - SPECIAL)
+    reference = Reference(model)
+    batch = make_batch(reference.vocab_size - SPECIAL)
     prompts = np.split(batch.tokens, batch.offsets[1:-1])
     request = spi.GenerateRequest(
         prompts=spi.RaggedTokens.from_lists([prompt.tolist() for prompt in prompts]),
@@ -114,17 +118,18 @@ def check_samples(generator: Any, trainer: Any | None, model: spi.ModelSpec) -> 
     result = generator.generate(request)
     responses = np.split(result.tokens, result.offsets[1:-1])
     sequences = [np.concatenate([prompt, response]) for prompt, response in zip(prompts, responses, strict=True)]
-    expected = _expected(trainer, sequences, model, version)
+    expected = _expected(trainer, sequences, reference, version)
     starts = np.cumsum([0, *(len(sequence) for sequence in sequences)])
     rows = [expected[start + len(prompt) : stop] for start, stop, prompt in zip(starts, starts[1:], prompts, strict=False)]
-    _compare("log-probabilities of samples", result.logprobs, np.concatenate(rows))
+    tolerance = TOLERANCES.get(reference.model_type, TOLERANCE)
+    _compare("log-probabilities of samples", result.logprobs, np.concatenate(rows), tolerance)
 
 
-def _expected(trainer: Any | None, sequences: Sequence[np.ndarray], model: spi.ModelSpec, version: int) -> np.ndarray:
+def _expected(trainer: Any | None, sequences: Sequence[np.ndarray], reference: Reference, version: int) -> np.ndarray:
     offsets = np.cumsum([0, *(len(sequence) for sequence in sequences)]).astype(np.int64)
     tokens = np.concatenate(sequences).astype(np.int32)
     batch = spi.TokenBatch(tokens=tokens, offsets=offsets, loss_mask=np.zeros(len(tokens), np.bool_))
     if trainer is not None:
         return _logprobs(trainer, [batch], version)
     with torch.no_grad():
-        return Reference(model).logprobs(batch).numpy()
+        return reference.logprobs(batch).numpy()

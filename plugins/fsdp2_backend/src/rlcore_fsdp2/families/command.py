@@ -1,7 +1,6 @@
 """The command: tries families in children, keeps the outcomes in a file, prints and writes the table."""
 
 import argparse
-import json
 import multiprocessing
 import os
 import sys
@@ -13,10 +12,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic
 
-from attrs import asdict, evolve
+from attrs import evolve
 
 from rlcore_fsdp2.families.outcome import Outcome
-from rlcore_fsdp2.families.table import summary, written
+from rlcore_fsdp2.families.results import add_outcome, code_version, known_outcomes
+from rlcore_fsdp2.families.table import merged, summary, written
 
 _PRELOADED = [
     "rlcore_fsdp2.families.trial",
@@ -32,13 +32,13 @@ _CLOSING_S = 10.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status, which is 0 where no family is wrong, crashes or is left out."""
+    """Run the command; returns the exit status: 0 where no family is wrong, crashes or is left out, or the one model agrees."""
     parser = argparse.ArgumentParser(prog="python -m rlcore_fsdp2.families", description="Try families of causal models.")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="model_types to try; all by default")
     parser.add_argument("--model", type=Path, metavar="DIRECTORY", help="try the model in this directory alone")
     parser.add_argument("--trust-remote-code", action="store_true", help="run the code that comes with it")
-    parser.add_argument("--results", type=Path, help="a file of outcomes, one a line: those that it has are not tried again")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="the page whose table is replaced, such as docs/models.md")
+    parser.add_argument("--results", type=Path, help="a file of outcomes: sound ones of the same code are not tried again")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="the page whose table, or rows of --only, are replaced")
     parser.add_argument("--jobs", type=int, default=2, help="families at the same time (default 2)")
     parser.add_argument("--time-limit", type=float, default=120.0, metavar="S", help="seconds for a family (default 120)")
     options = parser.parse_args(arguments)
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as scratch:
             outcome = try_model(options.model, Path(scratch), trust_remote_code=options.trust_remote_code)
         print(outcome.line)
-        return 0 if outcome.is_sound else 1
+        return 0 if outcome.agrees else 1
     known = class_names()
     names = options.only or sorted(known)
     if unknown := sorted(set(names) - known.keys()):
@@ -56,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes = list(_tried(names, options))
     print(summary(outcomes))
     if options.write is not None:
-        options.write.write_text(written(options.write.read_text(encoding="utf-8"), outcomes), encoding="utf-8")
+        page = options.write.read_text(encoding="utf-8")
+        options.write.write_text((merged if options.only else written)(page, outcomes), encoding="utf-8")
     return 0 if all(outcome.is_sound for outcome in outcomes) else 1
 
 
@@ -70,16 +71,15 @@ def class_names() -> dict[str, str]:
 def _tried(names: Sequence[str], options: argparse.Namespace) -> Iterator[Outcome]:
     """Yield the outcomes in the order of their names, those that the file of results has without a trial."""
     file: Path | None = options.results
-    lines = file.read_text(encoding="utf-8").splitlines() if file is not None and file.exists() else []
-    known = {outcome.model_type: outcome for outcome in (Outcome(**json.loads(line)) for line in lines)}
+    code = code_version()
+    known = {} if file is None else known_outcomes(file, code)
     missing = [name for name in names if name not in known]
     with ThreadPoolExecutor(max(1, options.jobs)) as pool:
         for outcome in pool.map(partial(_in_child, time_limit=options.time_limit), missing):
             known[outcome.model_type] = outcome
             print(outcome.line, file=sys.stderr, flush=True)
             if file is not None:
-                with file.open("a", encoding="utf-8") as results:
-                    results.write(json.dumps(asdict(outcome)) + "\n")
+                add_outcome(file, code, outcome)
     yield from (known[name] for name in names)
 
 

@@ -9,7 +9,11 @@ _SHARED_LAYERS = {
     "num_kv_shared_layers": 2,
 }
 _UNSHARED = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "num_hidden_layers": 2}
+_NO_DEFAULT = "its configuration has no default, and no tiny one is known"
+UNTRIED: Mapping[str, str] = {"musicgen": _NO_DEFAULT, "musicgen_melody": _NO_DEFAULT}
+"""Families of which no tiny model can be made, with the reason."""
 CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
+    "big_bird": {"attention_type": "original_full"},
     "blt": {"encoder_hash_byte_group_vocab": 64, "encoder_hash_byte_group_size": [3, 4]},
     "cohere_compass_text": {
         "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}

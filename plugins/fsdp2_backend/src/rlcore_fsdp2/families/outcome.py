@@ -4,6 +4,8 @@ from typing import Literal
 
 from attrs import frozen
 
+from rlcore_fsdp2.families.corrections import UNTRIED
+
 Verdict = Literal["agrees", "refused", "wrong", "crashed", "not tried"]
 
 
@@ -19,12 +21,19 @@ class Outcome:
     generator_reason: str = ""
     way: str = ""
     """How the trainer computes the model, where it does."""
+    options: str = ""
+    """What the tiny model's configuration has that the class's default refuses."""
     seconds: float = 0.0
 
     @property
+    def agrees(self) -> bool:
+        """Return whether both agree with transformers."""
+        return {self.trainer, self.generator} == {"agrees"}
+
+    @property
     def is_sound(self) -> bool:
-        """Return whether both agree with transformers, or say why they refuse."""
-        return {self.trainer, self.generator} <= {"agrees", "refused"}
+        """Return whether both agree with transformers, or say why they refuse, or no tiny model can be made, as is known."""
+        return {self.trainer, self.generator} <= {"agrees", "refused"} or self.model_type in UNTRIED
 
     @property
     def line(self) -> str:

@@ -50,6 +50,7 @@ class Reference:
 
         options = {"dtype": torch.float32, "attn_implementation": "eager", "trust_remote_code": model.trust_remote_code}
         self._model: Any = AutoModelForCausalLM.from_pretrained(model.path, use_safetensors=True, **options).eval()
+        self.model_type: str = self._model.config.model_type
         self.vocab_size: int = self._model.get_input_embeddings().weight.shape[0]
 
     def logprobs(self, batch: TokenBatch) -> Tensor:

@@ -70,6 +70,15 @@ _OPTIONAL = (
 )
 """Fields that get a tiny value although they have none by default."""
 _INITIAL = ("initializer_range", "init_std", "embed_init_std", "embedding_initializer_range")
+_FACTORS: Mapping[str, float] = {
+    "logit_scale": 0.5,
+    "logits_scaling": 2.0,
+    "lm_head_multiplier": 0.5,
+    "final_logit_softcapping": 2.0,
+    "logits_soft_cap": 2.0,
+    "output_logit_soft_cap": 2.0,
+}
+"""Scales and caps of logits that tiny models have, so that log-probabilities depend on them."""
 _MAX_LAYERS = 4
 
 
@@ -85,6 +94,7 @@ def tiny_options(default: Any, corrections: Mapping[str, Any]) -> dict[str, Any]
         options["num_key_value_heads"] = options["num_attention_heads"]
     options |= {name: True for name in ("is_decoder",) if name in fields}
     options |= {name: 0.2 for name in _INITIAL if isinstance(fields.get(name), float)}
+    options |= {name: value for name, value in _FACTORS.items() if isinstance(fields.get(name), int | float)}
     options |= dict(_tokens(fields))
     options |= _layers(fields)
     for name, part in vars(default).items():

@@ -1,8 +1,9 @@
 """Tiny random models of any family."""
 
+import json
 import string
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -10,22 +11,28 @@ from rlcore import spi
 from rlcore_fsdp2.families.corrections import CORRECTIONS
 from rlcore_fsdp2.families.tiny import VOCAB_SIZE, tiny_options
 from rlcore_torchkit.architectures.decoders import decoder_problems
-from rlcore_torchkit.huggingface.models import model_errors
 from rlcore_torchkit.testing.models import make_tokenizer
 
+_ASKED = ("is_decoder", "causal", "attention_type")
+"""Options that make a class a causal decoder."""
 
-def make_tiny(model_type: str, class_name: str, directory: Path) -> Sequence[spi.Problem]:
-    """Write a tiny random model of `model_type`, unless its configuration is refused: then returns the problems."""
+
+def make_tiny(model_type: str, class_name: str, directory: Path) -> str:
+    """Write a tiny random model of `model_type`; returns the options without which tokens would see later ones.
+
+    ModelError where the configuration is refused.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     make_tokenizer(directory, alphabet=string.printable[: VOCAB_SIZE - 2])
     kind = CONFIG_MAPPING[model_type]
     correction = CORRECTIONS.get(model_type, {})
-    config = kind(**tiny_options(kind(), correction))
+    options = tiny_options(kind(), correction)
+    config = kind(**options)
     content = config.to_dict() | {"architectures": [class_name]}
     if problems := list(decoder_problems(content, "config.json", trust_remote_code=False)):
-        return problems
+        raise spi.ModelError(problems)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for tensor in model.state_dict().values():
@@ -35,16 +42,15 @@ def make_tiny(model_type: str, class_name: str, directory: Path) -> Sequence[spi
     model.save_pretrained(directory)
     if not AutoConfig.from_pretrained(directory).architectures:
         raise ValueError("its configuration names no architecture")
-    return []
+    changed = {name: value for name in _ASKED if name in options and (value := getattr(kind(), name)) != options[name]}
+    if not changed or _is_causal(AutoModelForCausalLM.from_config(kind(**{**options, **changed}), dtype=torch.float32)):
+        return ""
+    return ", ".join(f"{name} = {json.dumps(options[name])}" for name in changed)
 
 
-def default_problems(model_type: str) -> Sequence[spi.Problem]:
-    """Return the problems of a model_type of which transformers makes no configuration by default."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    try:
-        with model_errors("config.json"):
-            CONFIG_MAPPING[model_type]()
-    except spi.ModelError as error:
-        return error.problems
-    return []
+@torch.no_grad()
+def _is_causal(model: Any) -> bool:
+    """Return whether no token sees later ones."""
+    tokens = torch.arange(2, 12)[None]
+    whole, part = (model.eval()(input_ids=row, use_cache=False).logits[:, :5] for row in (tokens, tokens[:, :5]))
+    return bool(torch.allclose(whole, part, atol=1e-4))

@@ -20,8 +20,9 @@ from rlcore_fsdp2.families.checks import (
     generator_context,
     trainer_context,
 )
+from rlcore_fsdp2.families.corrections import UNTRIED
 from rlcore_fsdp2.families.outcome import Outcome
-from rlcore_fsdp2.families.tiny_model import default_problems, make_tiny
+from rlcore_fsdp2.families.tiny_model import make_tiny
 from rlcore_fsdp2.provider import PROVIDER
 from rlcore_torchkit.architectures.decoders import has_states, is_described
 from rlcore_torchkit.forward.decoder_forward import has_own_attention
@@ -32,19 +33,20 @@ _MAX_SHOWN = 300
 
 def try_family(model_type: str, class_name: str, scratch: Path) -> Outcome:
     """Return the outcome for the causal language model that transformers builds of `model_type`; files go to `scratch`."""
-    outcome = Outcome(model_type=model_type, class_name=class_name)
+    outcome = Outcome(model_type=model_type, class_name=class_name, trainer_reason=UNTRIED.get(model_type, ""))
+    if outcome.trainer_reason:
+        return outcome
     torch.manual_seed(0)
     try:
         with quiet_transformers():
-            problems = make_tiny(model_type, class_name, scratch / "model")
-    except Exception as error:
-        problems = default_problems(model_type)
-        if not problems:
-            return evolve(outcome, trainer_reason=f"no tiny model of it can be made: {_told(error)}")
-    if problems:
-        reason = _reason(problems)
+            options = make_tiny(model_type, class_name, scratch / "model")
+    except spi.ModelError as error:
+        reason = _reason(error.problems)
         return evolve(outcome, trainer="refused", trainer_reason=reason, generator="refused", generator_reason=reason)
-    return _tried(outcome, spi.ModelSpec(path=str(scratch / "model"), dtype="float32"), scratch)
+    except Exception as error:
+        return evolve(outcome, trainer_reason=f"no tiny model of it can be made: {_told(error)}")
+    model = spi.ModelSpec(path=str(scratch / "model"), dtype="float32")
+    return _tried(evolve(outcome, options=options), model, scratch)
 
 
 def try_model(directory: Path, scratch: Path, *, trust_remote_code: bool = False) -> Outcome:
