@@ -258,4 +258,5 @@ def test_an_editable_package_and_one_of_a_commit_are_told(install, found) -> Non
     (install("rlcore-a") / "direct_url.json").write_text('{"url": "file:///home/me/a", "dir_info": {"editable": true}}')
     (install("rlcore-b") / "direct_url.json").write_text('{"url": "x", "vcs_info": {"commit_id": "0123"}}')
     (install("rlcore-c") / "direct_url.json").write_text("[]")
-    assert [package.source for package in found().values()] == ["editable", "commit 0123", ""]
+    sources = {name: package.source for name, package in found().items()}
+    assert sources == {"rlcore-a": "editable", "rlcore-b": "commit 0123", "rlcore-c": ""}

@@ -99,6 +99,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
 DENSE = ("gemma2", "gemma3_text", "qwen3_5_text")
 WITH_EXPERTS = tuple(name for name in FAMILIES if name not in DENSE)
 WITHOUT_ADAPTERS = ("deepseek_v32", "glm_moe_dsa", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+WITH_ADAPTERS = tuple(name for name in FAMILIES if name not in WITHOUT_ADAPTERS)
 FIXED = "e_score_correction_bias"
 """The end of the names of tensors that do not train, and keep their dtype."""
 FROZEN = "self_attn.indexer."

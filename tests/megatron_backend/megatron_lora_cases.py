@@ -7,7 +7,7 @@ from typing import Any
 import megatron_support  # noqa: F401 - which finds the modules of the other trainer's tests
 from fsdp2_lora_cases import DROPOUT
 from lora_cases import Layout, run_layouts
-from megatron_families import FAMILIES
+from megatron_families import WITH_ADAPTERS
 
 from rlcore.spi import TrainerContext
 from rlcore_megatron.backend import MegatronBackend
@@ -20,10 +20,10 @@ LAYOUTS = (
         name="one+recompute",
         num_ranks=1,
         options={"recompute": "full"},
-        architectures=("qwen2", "qwen3", "qwen3_moe", *FAMILIES),
+        architectures=("qwen2", "qwen3", "qwen3_moe", *WITH_ADAPTERS),
     ),
     Layout(name="tp2", num_ranks=2, options=TENSOR | {"sequence_parallel": False}, architectures=("qwen2",)),
-    Layout(name="tp2+sp", num_ranks=2, options=TENSOR, architectures=("qwen2", "qwen3", *FAMILIES)),
+    Layout(name="tp2+sp", num_ranks=2, options=TENSOR, architectures=("qwen2", "qwen3", *WITH_ADAPTERS)),
     Layout(name="tp2+sp+recompute", num_ranks=2, options=TENSOR | {"recompute": "full"}, architectures=("qwen3_moe",)),
     Layout(name="pp2", num_ranks=2, options=PIPELINE, architectures=("qwen3", "qwen3_moe")),
     Layout(name="pp2xvpp2", num_ranks=2, options=PIPELINE | {"virtual_pipeline_parallel": 2}, architectures=("qwen2",)),

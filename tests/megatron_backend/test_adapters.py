@@ -9,7 +9,7 @@ from attrs import evolve
 from fsdp2_lora_cases import DROPOUT, trained
 from lora_cases import SAVE_AFTER, assert_reference_is_the_beginning, cases, prepare, prepare_adapters, results_of
 from lora_support import BATCHES, SPEC, assert_adapters, lora_context, saved_adapters
-from megatron_families import FAMILIES, make_own
+from megatron_families import WITH_ADAPTERS, make_own
 from megatron_lora_cases import LAYOUTS, make, run_all
 from megatron_support import split, step_request
 from safetensors.torch import load_file, save_file
@@ -23,7 +23,7 @@ from rlcore_megatron.checkpoints.distributed_weights import stored_shapes
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("adapters")
     prepare(root)
-    for name in FAMILIES:
+    for name in WITH_ADAPTERS:
         make_own(root / "models" / name, name, num_hidden_layers=2)
         prepare_adapters(root, name)
     for name in ("qwen3", "deepseek_v3"):

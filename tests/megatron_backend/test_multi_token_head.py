@@ -116,7 +116,7 @@ def test_a_copy_that_is_another_is_refused(make, rewritten, name):
 
 def test_files_without_the_head_are_refused(make, rewritten):
     path = rewritten(lambda tensors: tensors.pop("model.layers.2.eh_proj.weight"))
-    with pytest.raises(ModelError, match=r"model\.layers\.2\.eh_proj\.weight"):
+    with pytest.raises(ModelError, match="num_hidden_layers"):
         make(path)
 
 

@@ -92,8 +92,9 @@ def _endless(distribution: Distribution) -> str:
 
 def metadata_faults(error: BaseException) -> list[str]:
     """Return what is wrong with the METADATA of installed distributions, where reading one of them raised the error."""
-    trace = [(frame.f_globals.get("__name__"), frame.f_code.co_name) for frame, _ in walk_tb(error.__traceback__)]
-    if isinstance(error, (UnicodeError, OSError)) and ("importlib.metadata", "read_text") in trace:
+    trace = {(frame.f_globals.get("__name__"), frame.f_code.co_name) for frame, _ in walk_tb(error.__traceback__)}
+    readers = {("importlib.metadata", "read_text"), ("importlib_metadata", "read_text")}  # the latter replaces the former
+    if isinstance(error, (UnicodeError, OSError)) and readers & trace:
         return [fault for one in metadata.distributions() if (fault := _described(one)[2])]
     cause = error.__cause__ or error.__context__
     return [] if cause is None else metadata_faults(cause)

@@ -99,18 +99,26 @@ def _true_interrupts(what: str, is_main: bool) -> Iterator[None]:
 
     watched = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if is_main}
     handlers = {number: handler for number, handler in watched.items() if callable(handler)}
-    for number in handlers:
-        signal.signal(number, note)
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        if arrived or any(signal.getsignal(number) is not note for number in handlers):  # a handler of the code itself
-            raise
-        raise FalseInterruptError(f"{what} raised KeyboardInterrupt without Ctrl-C{_place(error.__traceback__)}") from error
-    finally:
+
+    def restore() -> None:
         for number, handler in handlers.items():
             if signal.getsignal(number) is note:
                 signal.signal(number, handler)
+
+    was_replaced = False
+    try:
+        try:
+            for number in handlers:
+                signal.signal(number, note)
+            yield
+        finally:
+            was_replaced = any(signal.getsignal(number) is not note for number in handlers)
+            restore()
+    except BaseException as error:
+        restore()  # Ctrl-C may have interrupted the first call
+        if not isinstance(error, KeyboardInterrupt) or arrived or was_replaced:  # by a handler of the code itself
+            raise
+        raise FalseInterruptError(f"{what} raised KeyboardInterrupt without Ctrl-C{_place(error.__traceback__)}") from error
 
 
 class _Alarm(ABC):

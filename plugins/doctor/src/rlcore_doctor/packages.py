@@ -154,13 +154,13 @@ def _package(distribution: Distribution) -> Package:
         declared = distribution.metadata  # parsed anew each time it is asked for
         requires = (_requirement(line) for line in declared.get_all("Requires-Dist") or ())
         return Package(
-            name=str(declared["Name"] or _name_of_folder(distribution)),
-            version=str(declared["Version"] or "unknown"),
+            name=str(declared.get("Name") or _name_of_folder(distribution)),
+            version=str(declared.get("Version") or "unknown"),
             distribution=distribution,
             requires=tuple(one for one in requires if one is not None),
-            requires_python=str(declared["Requires-Python"] or ""),
+            requires_python=str(declared.get("Requires-Python") or ""),
             groups=_groups(distribution),
-            fault="" if declared["Name"] and declared["Version"] else "it lacks the name or the version",
+            fault="" if declared.get("Name") and declared.get("Version") else "it lacks the name or the version",
         )
     except Exception as error:  # it is no UTF-8, or no file that can be read
         fault = f"{type(error).__name__}: {error}"
