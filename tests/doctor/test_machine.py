@@ -1,4 +1,4 @@
-"""What is told of the machine."""
+"""The description of the machine on doctor's page."""
 
 import subprocess
 import types

@@ -178,7 +178,7 @@ class RefitConfig:
     """The name of a channel that `rlcore plugins` lists. "auto" takes the cheapest that trainer and generator both have where
     they run."""
     adapters: Literal["auto", "merged", "unmerged"] = "auto"
-    """What a refit sends with [lora]. "merged": the whole model's weights with the adapters in them. "unmerged": only the
+    """Weights that a refit sends with [lora]. "merged": the whole model's, with the adapters in them. "unmerged": only the
     adapters; the generator's first refit, and each after a sleep or restart, also sends the base weights. "auto" is "unmerged"
     where trainer and generator both can."""
     max_bucket_mib: Positive = 256

@@ -30,7 +30,7 @@ _running: set[subprocess.Popen[bytes]] = set()
 
 @frozen(kw_only=True)
 class Outcome:
-    """How a process ended."""
+    """The end of a process: its output and exit code."""
 
     output: str
     """Its standard output."""
@@ -41,7 +41,7 @@ class Outcome:
 
     @property
     def ending(self) -> str:
-        """How it ended, in words, with the file in which it crashed, or the last line of its standard error."""
+        """The end of the process in words, with the file in which it crashed, or the last line of its standard error."""
         lines = _CRASH.findall(self.errors) or self.errors.strip().splitlines()
         last = f": {lines[-1].strip():.{MAX_CHARACTERS}}" if lines else ""
         if self.code is None:

@@ -47,7 +47,7 @@ class Library:
 
     package: Package
     result: dict[str, Any]
-    """What `rlcore_doctor.probe` prints; empty where nothing was imported."""
+    """The output of `rlcore_doctor.probe`; empty where nothing was imported."""
 
 
 def libraries(found: Installed, seconds: float | None) -> list[Library]:

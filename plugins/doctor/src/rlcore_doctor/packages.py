@@ -73,7 +73,7 @@ class Package:
 
     @cached_property
     def source(self) -> str:
-        """Where it was installed from, if not from a registry: "editable", or a commit."""
+        """The source of an installation that is not from a registry: "editable", or a commit."""
         with suppress(Exception):  # a file of an installer's own, in any state
             told = direct_url(self.distribution)
             if told.get("dir_info", {}).get("editable"):
@@ -88,7 +88,7 @@ class Package:
 
     @property
     def optional(self) -> list[Requirement]:
-        """What its extras require of others."""
+        """The requirements of its extras."""
         return [one for one in self.requires if "extra" in str(one.marker) and not one.name.startswith(CORE)]
 
     def fits(self, specifier: SpecifierSet) -> bool:

@@ -19,7 +19,7 @@ _RECIPE_CHARACTERS = 8000
 
 @frozen(kw_only=True)
 class Listing:
-    """What `rlcore plugins` prints, or why it prints nothing."""
+    """The output of `rlcore plugins`, or the reason why there is none."""
 
     content: dict[str, Any]
     fault: str = ""

@@ -55,7 +55,7 @@ logits of such tokens, for each occurrence where these are counted."""
 STOP = "stop tokens"
 FIRST_STOP = "stop tokens at the beginning of a sample"
 STOP_EFFECTS: Mapping[str, float] = {STOP: 0.3, FIRST_STOP: 1.0}
-"""As EFFECTS, of samples that end with a stop token."""
+"""Effect sizes, as in EFFECTS, that the check of stop tokens finds."""
 STOP_EACH = 4
 """Each such token of the vocabulary is a stop token, so that samples are short."""
 NUM_STOPPED = 16

@@ -1,4 +1,4 @@
-"""What a trainer and a generator compute of a model, against transformers and against each other."""
+"""Compare what a trainer and a generator compute of a model with transformers and with each other."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -20,9 +20,9 @@ class Outcome:
     generator: Verdict = "not tried"
     generator_reason: str = ""
     way: str = ""
-    """How the trainer computes the model, where it does."""
+    """The trainer's way to compute the model; "" where it refuses it."""
     options: str = ""
-    """What the tiny model's configuration has that the class's default refuses."""
+    """Options of the tiny model that the class's default configuration lacks, and without which it is refused."""
     seconds: float = 0.0
 
     @property

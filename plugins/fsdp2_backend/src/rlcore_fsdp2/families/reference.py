@@ -13,7 +13,7 @@ from torch import Tensor
 from rlcore.spi import LossInputs, LossOutput, LossSpec, ModelSpec, OptimizerSpec, TokenBatch
 
 OPTIMIZER = OptimizerSpec(learning_rate=0.1, eps=1.0, max_grad_norm=0.0)
-"""With such an epsilon a first step of AdamW is nearly the gradient, so that weights after it show each gradient."""
+"""AdamW's epsilon: so large that the first step is nearly the gradient, and the weights after it show each gradient."""
 LENGTHS = (3, 9, 14, 2, 11)
 
 

@@ -14,7 +14,7 @@ TYPES: Mapping[str, Any] = {"intermediate_size": Positive, "router_jitter_noise"
 
 
 class MiniMaxTable(WeightTable):
-    """With norms of all heads of queries, and of all heads of keys."""
+    """Attention that normalises all heads of queries together, and all heads of keys."""
 
     def attention(self, layer: int) -> Iterator[Source]:
         """Queries, keys and values, the output, and both norms, which each tensor rank has whole."""

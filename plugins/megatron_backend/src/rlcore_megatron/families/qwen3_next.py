@@ -30,7 +30,7 @@ DEFAULTS: Mapping[str, Any] = {
     "full_attention_interval": 4,
     "layer_types": None,
 }
-"""As transformers takes them where config.json lacks a key."""
+"""The defaults of transformers for keys that config.json lacks."""
 SHARED_EXPERT = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
 
 
@@ -135,7 +135,7 @@ class DeltaFamily(MegatronFamily):
     """A family with gated delta nets, as the model of one config.json has it."""
 
     def layer_problems(self, standard: Mapping[str, Any], path: str) -> Iterator[Problem]:
-        """As for all families, and heads that share no key."""
+        """Yield what all families refuse, and heads of values that cannot share the heads of keys."""
         yield from super().layer_problems(standard, path)
         keys, values = standard["linear_num_key_heads"], standard["linear_num_value_heads"]
         if values % keys:

@@ -35,10 +35,10 @@ GLM = {
 
 
 class SparseLatentTable(LatentWeightTable):
-    """With the indexer's weights, which each tensor rank has whole."""
+    """Map a layer's weights; each tensor rank has the indexer's whole."""
 
     def attention(self, layer: int) -> Iterator[Source]:
-        """In the order of transformers' module."""
+        """Yield the sources of attention's weights and then the indexer's, in the order of transformers' module."""
         yield from super().attention(layer)
         dims, latent, indexer = self.dims, self.dims.latent, self.dims.indexer
         assert latent is not None
@@ -63,7 +63,7 @@ class SparseLatent(DeepseekV3):
     """The family as the model of one config.json has it."""
 
     def layer_problems(self, standard: Mapping[str, Any], path: str) -> Iterator[Problem]:
-        """As for DeepSeek-V3, and indexers that have nothing to read."""
+        """Yield what DeepSeek-V3 refuses, and indexers that have nothing to read."""
         yield from super().layer_problems(standard, path)
         if standard.get("q_lora_rank") is None:
             yield Problem(
