@@ -17,8 +17,10 @@ from rlcore_megatron.weights.element_runs import MatrixBlock
 
 ROUND_ELEMENTS = 2**26
 """Most elements, unless one matrix has more, that a rank has whole at a time."""
-Transform: TypeAlias = Callable[[str, Tensor], Tensor]
-"""From a matrix's name and bfloat16 [rows, columns] to bfloat16 [rows, columns]; it may change its argument."""
+Transform: TypeAlias = Callable[[Tensor], Tensor]
+"""From bfloat16 [N, rows, columns], whole matrices, to the same shape."""
+Placed: TypeAlias = tuple[int, MatrixBlock]
+"""The number of a block's first element among those that an owner receives, and the block."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -31,8 +33,8 @@ class Round:
     """The number of elements that this rank sends to each."""
     received: Sequence[int]
     """The number of elements that this rank, as an owner, receives from each."""
-    owned: Mapping[str, Sequence[tuple[int, MatrixBlock]]]
-    """The matrices that this rank has whole, with the place of each block in what it receives."""
+    owned: Sequence[Sequence[Sequence[Placed]]]
+    """The blocks of the matrices that this rank has whole, a sequence for each matrix, those of one shape together."""
 
 
 class MatrixExchange:
@@ -52,15 +54,16 @@ class MatrixExchange:
         found = self.rounds[number]
         sent = torch.cat([*parts]) if parts else self._empty(0)
         received = self._swapped(sent, found.sent, found.received)
-        for name, blocks in found.owned.items():
-            matrix = received.new_empty(blocks[0][1].shape)
-            views = [(block.taken(matrix), place) for place, block in blocks]
-            for view, place in views:
-                view.copy_(received[place : place + view.numel()].view(view.shape))
-            result = transform(name, matrix)
-            for place, block in blocks:
-                view = block.taken(result)
-                received[place : place + view.numel()].view(view.shape).copy_(view)
+        for matrices in found.owned:
+            whole = received.new_empty((len(matrices), *matrices[0][0][1].shape))
+            for matrix, blocks in zip(whole, matrices, strict=True):
+                for place, block in blocks:
+                    view = block.taken(matrix)
+                    view.copy_(received[place : place + block.size].view(view.shape))
+            for matrix, blocks in zip(transform(whole), matrices, strict=True):
+                for place, block in blocks:
+                    view = block.taken(matrix)
+                    received[place : place + block.size].view(view.shape).copy_(view)
         back = self._swapped(received, found.received, found.sent)
         return list(back.split([self._blocks[number].size for number in found.mine]))
 
@@ -109,7 +112,7 @@ def _round(
     sent = [0] * len(everyone)
     for number in mine:
         sent[owners[everyone[rank][number].name]] += everyone[rank][number].size
-    owned: dict[str, list[tuple[int, MatrixBlock]]] = {name: [] for name in names if owners[name] == rank}
+    owned: dict[str, list[Placed]] = {name: [] for name in names if owners[name] == rank}
     received, place = [0] * len(everyone), 0
     for holder, blocks in enumerate(everyone):
         for name in owned:
@@ -117,4 +120,7 @@ def _round(
                 owned[name].append((place, blocks[number]))
                 received[holder] += blocks[number].size
                 place += blocks[number].size
-    return Round(mine=mine, sent=sent, received=received, owned=owned)
+    by_shape: dict[tuple[int, int], list[list[Placed]]] = defaultdict(list)
+    for placed in owned.values():
+        by_shape[placed[0][1].shape].append(placed)
+    return Round(mine=mine, sent=sent, received=received, owned=list(by_shape.values()))

@@ -40,8 +40,12 @@ class Run:
     tensor: HfTensor
     first: int
     beyond: int
+    rows: slice
+    """The elements' rows of the tensor, [rows, all other dimensions as one]."""
+    columns: slice
+    """Their columns in it."""
     block: MatrixBlock | None
-    """The place of the elements in a matrix; None for a vector, or a tensor of more dimensions."""
+    """Their place in a matrix of the files; None for a vector, or a tensor of more dimensions."""
 
 
 def element_runs(source: Source, layout: ParallelLayout, first: int, beyond: int) -> list[Run]:
@@ -68,13 +72,13 @@ class _RowRun:
         low = max(first - self.begin * self.width, 0)
         high = min(beyond - self.begin * self.width, self.num_rows * self.width)
         position = self.begin * self.width + low
-        for top, left, height, width in _rectangles(self.width, low, high):
-            block = _block(self.tensor, self.row + top, height, left + self._first_column(rank), width)
-            yield Run(tensor=self.tensor, first=position, beyond=position + height * width, block=block)
-            position += height * width
-
-    def _first_column(self, rank: int) -> int:
-        return rank * self.width if self.tensor.tp_dim == 1 else 0
+        for top, left, height, width in rectangles(self.width, low, high):
+            column = left + (rank * self.width if self.tensor.tp_dim == 1 else 0)
+            rows = slice(self.row + top, self.row + top + height)
+            columns, beyond = slice(column, column + width), position + height * width
+            block = _block(self.tensor, rows, columns)
+            yield Run(tensor=self.tensor, first=position, beyond=beyond, rows=rows, columns=columns, block=block)
+            position = beyond
 
 
 def _row_runs(source: Source, rank: int, size: int) -> Iterator[_RowRun]:
@@ -98,7 +102,7 @@ def _within_periods(tensor: HfTensor, row: int, count: int) -> Iterator[tuple[in
         row, count, offset = row + taken, count - taken, 0
 
 
-def _rectangles(width: int, low: int, high: int) -> Iterator[tuple[int, int, int, int]]:
+def rectangles(width: int, low: int, high: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield top, left, height and width of the rectangles that elements `low` to `high` - 1 of rows of a width make up."""
     while low < high:
         top, left = divmod(low, width)
@@ -108,19 +112,18 @@ def _rectangles(width: int, low: int, high: int) -> Iterator[tuple[int, int, int
         low += height * columns
 
 
-def _block(tensor: HfTensor, row: int, num_rows: int, column: int, width: int) -> MatrixBlock | None:
+def _block(tensor: HfTensor, rows: slice, columns: slice) -> MatrixBlock | None:
     """Return the place of a rectangle of the tensor in the files' matrix."""
     place = tensor.place
     if len(tensor.shape) != 2:
         return None
-    rows, columns = slice(row, row + num_rows), slice(column, column + width)
     if isinstance(place, Stack):
-        strided = slice(row * place.num_parts + place.part, (row + num_rows) * place.num_parts, place.num_parts)
+        strided = slice(rows.start * place.num_parts + place.part, rows.stop * place.num_parts, place.num_parts)
         name, shape = f"{place.name}[{place.expert}]", _pair(place.shape[1:])
         return MatrixBlock(name=name, shape=shape, rows=strided, columns=columns, transposed=True)
     if isinstance(place, Blocks):
-        moved = row // place.size * place.period + place.first + row % place.size
-        rows = slice(moved, moved + num_rows)
+        first = rows.start // place.size * place.period + place.first + rows.start % place.size
+        rows = slice(first, first + rows.stop - rows.start)
     return MatrixBlock(name=tensor.file_name, shape=_pair(tensor.file_shape), rows=rows, columns=columns)
 
 
