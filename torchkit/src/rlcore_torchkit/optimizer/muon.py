@@ -13,6 +13,8 @@ from rlcore.spi.context import MuonSpec
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """The quintic iteration's, as in torch.optim.Muon."""
+PRECISION = torch.bfloat16
+"""The dtype of the iteration. Its rounding shows where singular values are small, which each iteration triples."""
 LEAST_NORM = 1e-7
 """Muon's eps: a matrix with a smaller norm is divided by this."""
 
@@ -24,10 +26,10 @@ def momentum_update(gradient: Tensor, momentum: Tensor, spec: MuonSpec) -> Tenso
 
 
 def orthogonalized(updates: Tensor, spec: MuonSpec) -> Tensor:
-    """bfloat16 [N, A, B] from float32 [N, A, B] of whole matrices: near U Vᵀ of the decomposition U S Vᵀ of each."""
+    """PRECISION [N, A, B] from float32 [N, A, B] of whole matrices: near U Vᵀ of the decomposition U S Vᵀ of each."""
     a, b, c = COEFFICIENTS
     is_tall = updates.shape[-2] > updates.shape[-1]
-    current = updates.bfloat16()
+    current = updates.to(PRECISION)
     current = current.mT if is_tall else current
     current = current / torch.linalg.vector_norm(current, dim=(-2, -1), keepdim=True).clamp(min=LEAST_NORM)
     for _ in range(spec.newton_schulz_steps):
