@@ -89,6 +89,7 @@ PRELOADED += [
     "fsdp2_layout_cases",
     "fsdp2_load_cases",
     "fsdp2_lora_cases",
+    "fsdp2_optimizer_cases",
     "fsdp2_replay_cases",
     "fsdp2_two_rank_cases",
     "fsdp2_value_cases",

@@ -6,25 +6,13 @@ from typing import Annotated, Literal, TypeAlias
 from attrs import evolve, field, frozen
 
 from rlcore.schema.constraints import KNOWN_HOME, Constraint, Count, above, at_least, not_empty
-from rlcore.spi import OptimizerSpec
+from rlcore.spi import OptimizerGroup, OptimizerSpec
 
-RESERVED_TEMPLATE_ARGUMENTS = (
-    "messages",
-    "conversation",
-    "chat_template",
-    "tools",
-    "documents",
-    "tokenize",
-    "add_generation_prompt",
-    "continue_final_message",
-    "padding",
-    "truncation",
-    "max_length",
-    "return_tensors",
-    "return_dict",
-    "return_assistant_tokens_mask",
-    "tokenizer_kwargs",
+_RESERVED = (
+    "messages conversation chat_template tools documents tokenize add_generation_prompt continue_final_message padding "
+    "truncation max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs"
 )
+RESERVED_TEMPLATE_ARGUMENTS = tuple(_RESERVED.split())
 """Arguments of transformers' apply_chat_template, which are no variables for a recipe to set."""
 
 _NOT_RESERVED = Constraint(
@@ -87,6 +75,12 @@ class CriticConfig:
     """Decoupled decay of weight matrices."""
     max_grad_norm: Annotated[float, at_least(0, "0.0 never scales gradients down.")] | None = None
     """Gradients are scaled down to this global L2 norm; 0.0 never."""
+    name: Literal["adamw", "muon"] | None = None
+    """The same as [optimizer]'s."""
+    moments: Literal["float32", "8bit"] | None = None
+    """The same as [optimizer]'s."""
+    groups: tuple[OptimizerGroup, ...] | None = None
+    """The same as [optimizer]'s, over the critic's tensors; an empty array for none."""
     warmup_steps: Count = 0
     """First steps of the run that train the critic alone, while the policy stays as it is. The policy's schedule begins after
     them."""
@@ -99,5 +93,6 @@ class CriticConfig:
 
     def optimizer(self, policy: OptimizerSpec) -> OptimizerSpec:
         """Its own, given the policy's."""
-        own = {name: getattr(self, name) for name in ("learning_rate", "weight_decay", "max_grad_norm")}
+        names = ("learning_rate", "weight_decay", "max_grad_norm", "name", "moments", "groups")
+        own = {name: getattr(self, name) for name in names}
         return evolve(policy, **{name: value for name, value in own.items() if value is not None})

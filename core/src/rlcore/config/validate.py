@@ -153,6 +153,21 @@ def _end_of_no_decay(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
+@rule("optimizer", "critic", "lora")
+def _methods(recipe: Recipe) -> Iterator[Problem]:
+    """Settings of Muon where nothing trains with it, and Muon of adapters, whose factors are no matrices of the checkpoint."""
+    spec, critic = recipe.optimizer, recipe.critic
+    if spec.name == "muon" and recipe.lora is not None:
+        yield Problem(path="optimizer.name", found='"muon", with [lora]', expected='"adamw": adapters train with AdamW')
+    if "muon" in (spec.name, critic and critic.name):
+        return
+    if spec.muon is not None:
+        yield Problem(path="optimizer.muon", found='the table, with name = "adamw"', expected='optimizer.name = "muon"')
+    for section, groups in (("optimizer", spec.groups), ("critic", (critic and critic.groups) or ())):
+        for path in (f"{section}.groups[{number}].name" for number, group in enumerate(groups) if group.name is not None):
+            yield Problem(path=path, found='"adamw", where AdamW trains all', expected="no such key")
+
+
 @rule("rollout.max_failed_fraction", "rollout.on_environment_error", "rollout.episode_timeout_s")
 def _bound_on_nothing(recipe: Recipe) -> Iterator[Problem]:
     rollout = recipe.rollout

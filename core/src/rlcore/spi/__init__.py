@@ -26,8 +26,8 @@ NAMES = {
     "collector": "COLLECTOR_GROUP RUN_KINDS CollectorProvider RunKind",
     "command": "COMMAND_GROUP CommandSpec",
     "context": (
-        "AlgorithmContext CheckContext EnvironmentContext GeneratorContext LoraSpec ModelSpec OptimizerSpec RankInfo "
-        "ScheduleSpec TrainerContext"
+        "AlgorithmContext CheckContext EnvironmentContext GeneratorContext LoraSpec ModelSpec MuonSpec OptimizerGroup "
+        "OptimizerSpec RankInfo ScheduleSpec TrainerContext"
     ),
     "data_source": ("DATASET_GROUP DataSourceProvider DataSourceRequest installed_data_sources source_of_suffix"),
     "environment": (

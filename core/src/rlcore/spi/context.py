@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from attrs import field, frozen
 
-from rlcore.schema.constraints import KNOWN_HOME, Constraint, Positive, Share, Text, above, at_least, at_least_below
+from rlcore.schema.constraints import KNOWN_HOME, Constraint, Positive, Share, Text, above, at_least, at_least_below, between
 from rlcore.spi.weights import Delta, DtypeName, Head
 
 ALL_LINEAR = "all-linear"
@@ -46,12 +46,46 @@ class LoraSpec:
 
 
 Beta: TypeAlias = Annotated[float, at_least_below(0, 1)]
+_PATTERNS = Constraint("that are not empty, each once", lambda value: all(value) and len(set(value)) == len(value) > 0)
+
+
+@frozen(kw_only=True)
+class MuonSpec:
+    """`[optimizer.muon]`: Muon's options, with the meaning of torch.optim.Muon's."""
+
+    momentum: Beta = 0.95
+    """Decay of the running mean of the gradient."""
+    nesterov: bool = True
+    """Mix the gradient into its running mean once more before the orthogonalization."""
+    newton_schulz_steps: Annotated[int, between(1, 99)] = 5
+    """Newton-Schulz iterations that orthogonalize an update, in bfloat16."""
+    scale: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    """Factor of the learning rate for a matrix [A, B]: 0.2 · √max(A, B) (arXiv:2502.16982), or √max(1, A / B)."""
+
+
+@frozen(kw_only=True)
+class OptimizerGroup:
+    """`[[optimizer.groups]]`: settings of some tensors in place of the table's."""
+
+    parameters: Annotated[tuple[str, ...], _PATTERNS]
+    """Shell patterns, in which * spans dots too, over names of tensors as exports have them (TensorSpec.name)."""
+    name: Literal["adamw"] | None = None
+    """"adamw" takes matrices out of Muon."""
+    learning_rate: Annotated[float, above(0)] | None = None
+    """Peak learning rate."""
+    betas: tuple[Beta, Beta] | None = None
+    """The same as the table's; of tensors that AdamW trains."""
+    weight_decay: Annotated[float, at_least(0)] | None = None
+    """The same as the table's: biases and norms are never decayed."""
 
 
 @frozen(kw_only=True)
 class OptimizerSpec:
-    """`[optimizer]`: AdamW (arXiv:1711.05101), the same under every trainer."""
+    """`[optimizer]`: AdamW (arXiv:1711.05101) or Muon beside it, the same under every trainer."""
 
+    name: Literal["adamw", "muon"] = "adamw"
+    """"muon": train the weight matrices of the decoder's layers with Muon and all else with AdamW. A matrix is one that the
+    Hugging Face checkpoint names, or one expert's of a stack that it names. Needs the capability `muon`."""
     learning_rate: Annotated[float, above(0)] = 1e-6
     """Peak learning rate."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
@@ -62,6 +96,13 @@ class OptimizerSpec:
     """Decoupled decay of weight matrices; biases and norms are never decayed."""
     max_grad_norm: Annotated[float, at_least(0, "0.0 never scales gradients down.")] = 1.0
     """Gradients are scaled down to this global L2 norm; 0.0 never."""
+    moments: Literal["float32", "8bit"] = "float32"
+    """Storage of AdamW's two moments. "8bit": blocks of 256 of a row share a scale (arXiv:2110.02861); vectors, and tensors of
+    less than 4096 elements, keep float32, as Muon's momentum does. Needs the capability `moments_8bit`."""
+    muon: MuonSpec | None = None
+    """Muon's options, where `name` is "muon"; None for its defaults."""
+    groups: tuple[OptimizerGroup, ...] = ()
+    """Each tensor takes the first group with a pattern that matches it. Needs the capability `optimizer_groups`."""
 
 
 @frozen(kw_only=True)

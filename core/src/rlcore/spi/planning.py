@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from attrs import field, frozen
 
-from rlcore.spi.context import LoraSpec
+from rlcore.spi.context import LoraSpec, OptimizerSpec
 from rlcore.spi.weights import DtypeName
 
 PLANNER_GROUP = "rlcore.planners"
@@ -71,6 +71,7 @@ class PlanContext:
     reference: Mapping[str, Any] | None = None
     """The content of the reference's config.json; None where there is none on these devices."""
     lora: LoraSpec | None = None
+    optimizer: OptimizerSpec = field(factory=OptimizerSpec)
     delta_copies: Literal["none", "parts", "whole"] = "none"
     """The copies that a delta refit keeps on devices. "parts": each rank of the trainer keeps those that it sends. "whole": the
     process that hosts a generator keeps all tensors. With both, each rank of the generator keeps all tensors too."""

@@ -80,7 +80,9 @@ class Fsdp2Backend:
         if self._reference is None and context.needs_reference and (self.adapters is None or context.reference is not None):
             self._reference = make_reference(context.reference or context.model, config, meshes, self.device)
         self._replay = attach(self._computing, meshes.context_group if meshes is not None else None)
-        self._optimizer = make_optimizer(self.policy, context.optimizer) if context.needs_policy else None
+        self._optimizer = None
+        if self._exporter is not None:
+            self._optimizer = make_optimizer(self.policy, self._exporter.exported, context.optimizer, self.device)
         self._reduces_every_microbatch = False
         if self._optimizer is not None:
             memory = torch.cuda.get_device_properties(self.device).total_memory if self.device.type == "cuda" else None
@@ -107,7 +109,7 @@ class Fsdp2Backend:
             check_bounds(stats, request.bounds, self._weight_version)
             rate = self.update(list(gradients.values()), stats.grad_norm, request.schedule_step)
         finally:
-            self._optimizer.zero_grad(set_to_none=True)
+            self._optimizer.zero_grad()
         self._weight_version += 1
         arrays = tuple(found.cpu().numpy() for found in logprobs) if request.logprobs else None
         return stats.result(weight_version=self._weight_version, learning_rate=rate, logprobs=arrays)
@@ -231,12 +233,9 @@ class Fsdp2Backend:
     def update(self, gradients: Sequence[Tensor], norm: float, schedule_step: int) -> float:
         """Clip and step; returns the learning rate used."""
         clip(gradients, norm, self._context.optimizer.max_grad_norm)
-        rate = self._context.learning_rate(schedule_step)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.step()
+        self._optimizer.step(self._context.schedule.share(schedule_step, self._context.num_train_steps))
         self._refresh()
-        return rate
+        return self._context.learning_rate(schedule_step)
 
     def _refresh(self) -> None:
         if self._working is not None:

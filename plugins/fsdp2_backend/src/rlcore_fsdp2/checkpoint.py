@@ -1,7 +1,8 @@
 """Sharded checkpoints that any layout can load: each rank writes its parts and where they lie in the whole.
 
-Rank r writes `trainer-rrrrr.safetensors` with the tensors `parameter/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME`, and
-`trainer-rrrrr.json` with each name's global shape and the part's offset and shape. Of a part that several ranks hold the first
+Rank r writes `trainer-rrrrr.safetensors` with the tensors `parameter/NAME` and those of the optimizer's state, such as
+`exp_avg/NAME`, and `trainer-rrrrr.json` with each name's global shape and the part's offset and shape; of scales, which have
+shapes of their own, by `exp_avg_scale/NAME`. Of a part that several ranks hold the first
 writes it, and the others write an empty one. Frozen parameters are not in it: with adapters, these alone are.
 
 In loading, rank 0 alone reads what describes the checkpoint. A rank opens the files that hold something of its parts, and of a
@@ -25,27 +26,27 @@ from torch import Tensor, nn
 
 from rlcore.spi import CheckpointError, RankInfo, ShardSlice
 from rlcore_fsdp2.adapters import trained
+from rlcore_fsdp2.optimizer import SCALE, STEP, Optimizer
 from rlcore_fsdp2.sharding import held_part, is_first_copy, local, send_copies, written_part
 from rlcore_torchkit.distributed.agreement import first_rank, together
 from rlcore_torchkit.huggingface.hf_directory import model_storage_errors
 from rlcore_torchkit.trainer.trainer_hooks import check_same_shapes
 
 FORMAT = 1
-MOMENTS = ("exp_avg", "exp_avg_sq")
 Tensors: TypeAlias = Mapping[str, Tensor]
 
 
-def save(
-    directory: Path, rank_info: RankInfo, model: nn.Module, optimizer: torch.optim.Optimizer, weight_version: int
-) -> tuple[str, ...]:
+def save(directory: Path, rank_info: RankInfo, model: nn.Module, optimizer: Optimizer, weight_version: int) -> tuple[str, ...]:
     """Write this rank's files; returns their names. Raises StorageError where the disk refuses them."""
     parameters = trained(model)
-    tensors = {key: _written(tensor) for key, tensor in _keyed(parameters, optimizer).items()}
+    keyed = _keyed(parameters, optimizer)
+    tensors = {key: _written(tensor) for key, tensor in keyed.items()}
     index = {
         "format": FORMAT,
         "world_size": rank_info.world_size,
         "weight_version": weight_version,
         "parts": {name: _entry(name, parameter) for name, parameter in parameters.items()},
+        "scales": {key: _entry(key, tensor) for key, tensor in keyed.items() if _is_scale(key)},
         "optimizer_steps": {name: _step(optimizer, parameter) for name, parameter in parameters.items()},
     }
     stem = f"trainer-{rank_info.rank:05d}"
@@ -73,16 +74,25 @@ class _Stored:
     steps: Mapping[str, int]
     """The optimizer's count for each parameter."""
     blocks: Mapping[str, Mapping[str, ShardSlice]]
-    """By parameter, and by the stem of each file that has something of it: which block."""
+    """By parameter, and of scales by key, and by the stem of each file that has something of it: which block."""
+
+    def blocks_of(self, key: str) -> Mapping[str, ShardSlice]:
+        """Return the blocks of a key of the files."""
+        return self.blocks[key if _is_scale(key) else key.split("/", 1)[1]]
 
 
-def load(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+def _is_scale(key: str) -> bool:
+    return key.split("/", 1)[0].endswith(SCALE)
+
+
+def load(directory: Path, model: nn.Module, optimizer: Optimizer) -> int:
     """Fill `model` and `optimizer` from the files of any layout, together with all other ranks; returns the weight version.
 
     Everything is checked before the first byte is copied. Raises CheckpointError on every rank.
     """
     parameters = trained(model)
-    stored = first_rank(lambda: _checked(directory, parameters))
+    kinds = {name: optimizer.kinds(parameter) for name, parameter in parameters.items()}
+    stored = first_rank(lambda: _checked(directory, parameters, kinds))
     needed = {stem for name, parameter in parameters.items() for stem in _sources(parameter, stored.blocks[name])}
     with ExitStack() as stack:
         files = together(lambda: _opened(directory, sorted(needed), stack))
@@ -93,17 +103,17 @@ def load(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) ->
     return stored.weight_version
 
 
-def _checked(directory: Path, parameters: Tensors) -> _Stored:
+def _checked(directory: Path, parameters: Tensors, kinds: Mapping[str, Sequence[str]]) -> _Stored:
     """`_read_stored`; CheckpointError too where an index is of another form than `save` writes."""
     try:
-        return _read_stored(directory, parameters)
+        return _read_stored(directory, parameters, kinds)
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{directory}: an index is damaged ({type(error).__name__}: {error}); resume from another checkpoint"
         ) from error
 
 
-def _read_stored(directory: Path, parameters: Tensors) -> _Stored:
+def _read_stored(directory: Path, parameters: Tensors, kinds: Mapping[str, Sequence[str]]) -> _Stored:
     """Read what is stored, where all of it is there and fits the model."""
     indices = _read_indices(directory)
     _check_same_model(directory, parameters, indices)
@@ -111,11 +121,11 @@ def _read_stored(directory: Path, parameters: Tensors) -> _Stored:
     blocks: dict[str, dict[str, ShardSlice]] = {name: {} for name in parameters}
     with ExitStack() as stack:
         files = _opened(directory, list(indices), stack)
-        _check_complete(directory, files, indices, any_index["optimizer_steps"])
+        _check_complete(directory, files, indices, any_index["optimizer_steps"], kinds)
     for stem, index in indices.items():
-        for name, part in index["parts"].items():
+        for name, part in (index["parts"] | index["scales"]).items():
             block = ShardSlice(name, tuple(part["offset"]), tuple(map(add, part["offset"], part["shape"])))
-            blocks[name] |= {stem: block} if block.size else {}
+            blocks.setdefault(name, {}).update({stem: block} if block.size else {})
     return _Stored(weight_version=int(any_index["weight_version"]), steps=any_index["optimizer_steps"], blocks=blocks)
 
 
@@ -129,31 +139,27 @@ def _sources(tensor: Tensor, blocks: Mapping[str, ShardSlice]) -> dict[str, tupl
     return {stem: (part.within(mine), part.within(blocks[stem])) for stem, part in common.items() if part.size}
 
 
-def _keyed(parameters: Tensors, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _keyed(parameters: Tensors, optimizer: Optimizer) -> dict[str, Tensor]:
     """All tensors of the state by their key in the files."""
     keyed = {f"parameter/{name}": parameter for name, parameter in parameters.items()}
     for name, parameter in parameters.items():
         state = optimizer.state.get(parameter, {})
-        keyed |= {f"{moment}/{name}": state[moment] for moment in MOMENTS if moment in state}
+        keyed |= {f"{kind}/{name}": tensor for kind, tensor in state.items() if kind != STEP}
     return keyed
 
 
-def _step(optimizer: torch.optim.Optimizer, parameter: Tensor) -> int:
+def _step(optimizer: Optimizer, parameter: Tensor) -> int:
     state = optimizer.state.get(parameter, {})
-    return int(state["step"]) if "step" in state else 0
+    return int(state[STEP]) if STEP in state else 0
 
 
-def _prepare_optimizer(optimizer: torch.optim.Optimizer, parameters: Tensors, steps: Mapping[str, int]) -> None:
+def _prepare_optimizer(optimizer: Optimizer, parameters: Tensors, steps: Mapping[str, int]) -> None:
     """Give the optimizer state of the right shape, with the saved step counts; none where no step was done."""
     for name, parameter in parameters.items():
         if steps[name] == 0:
             optimizer.state.pop(parameter, None)
             continue
-        state = optimizer.state[parameter]
-        for moment in MOMENTS:
-            if moment not in state:
-                state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format).detach()
-        state["step"] = torch.tensor(float(steps[name]), dtype=torch.float32, device=local(parameter).device)
+        optimizer.begin(parameter, steps[name])
 
 
 def _read_indices(directory: Path) -> dict[str, dict[str, Any]]:
@@ -196,17 +202,29 @@ def _reading(directory: Path) -> Iterator[None]:
         raise CheckpointError(f"{directory}: a tensor file cannot be read ({error}); resume from another checkpoint") from error
 
 
-def _check_complete(directory: Path, files: Mapping[str, Any], indices: Mapping[str, Any], steps: Mapping[str, int]) -> None:
-    """Every key that the index promises is in the files with the promised shape."""
+def _check_complete(
+    directory: Path,
+    files: Mapping[str, Any],
+    indices: Mapping[str, Any],
+    steps: Mapping[str, int],
+    kinds: Mapping[str, Sequence[str]],
+) -> None:
+    """Every key that the index promises is in the files with the promised shape, and the state is of the same optimizer."""
     for stem, file in files.items():
         found = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
-        for name, part in indices[stem]["parts"].items():
-            for kind in ("parameter", *(MOMENTS if steps[name] else ())):
-                if found.get(f"{kind}/{name}") != tuple(part["shape"]):
-                    raise CheckpointError(
-                        f"{directory / stem}.safetensors: found {found.get(f'{kind}/{name}', 'nothing')} for {kind}/{name}; "
-                        f"expected {part['shape']}. Resume from another checkpoint"
-                    )
+        index = indices[stem]
+        promised = {f"parameter/{name}": part["shape"] for name, part in index["parts"].items()} | {
+            f"{kind}/{name}": (index["scales"].get(f"{kind}/{name}") or part)["shape"]
+            for name, part in index["parts"].items()
+            for kind in (kinds[name] if steps[name] else ())
+        }
+        for key in sorted(promised.keys() | found.keys()):
+            if found.get(key) != (tuple(promised[key]) if key in promised else None):
+                raise CheckpointError(
+                    f"{directory / stem}.safetensors: found {found.get(key, 'nothing')} for {key}; "
+                    f"expected {promised.get(key, 'no such tensor')}. Resume from another checkpoint, or with the [optimizer] of "
+                    "the run that saved it"
+                )
 
 
 @torch.no_grad()
@@ -214,6 +232,6 @@ def _fill_all(directory: Path, keyed: Tensors, files: Mapping[str, Any], stored:
     """Copy this rank's parts of all tensors from the files that hold something of them."""
     for key, tensor in keyed.items():
         target = local(tensor)
-        for stem, (into, source) in _sources(tensor, stored.blocks[key.split("/", 1)[1]]).items():
+        for stem, (into, source) in _sources(tensor, stored.blocks_of(key)).items():
             with _reading(directory):
                 target[into].copy_(files[stem].get_slice(key)[source])

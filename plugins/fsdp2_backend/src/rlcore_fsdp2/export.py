@@ -21,7 +21,7 @@ from rlcore_torchkit.refit.shard_sender import ShardSender
 
 
 @frozen(kw_only=True)
-class _Exported:
+class Exported:
     """One parameter, or several that a model file holds as one, and the tensors that it holds in their place."""
 
     parameters: tuple[str, ...]
@@ -50,12 +50,12 @@ class Exporter:
     def __init__(self, model: nn.Module, lora: LoraSpec | None = None) -> None:
         self._model, self._lora = model, lora
         _note_conversions(model)
-        self._exported = _all_exported(model)
+        self.exported = _all_exported(model)
 
     def export(self, request: ExportWeightsRequest, parameters: Mapping[str, Tensor], device: torch.device) -> WeightExport:
         """Every rank iterates, and gets tensors on `device`; whole `parameters` that are there in the dtype are not copied."""
         dtype = getattr(torch, request.dtype)
-        exported = [] if request.adapters == "alone" else self._exported
+        exported = [] if request.adapters == "alone" else self.exported
         lora = self._lora if request.adapters == "merged" else None
         if request.adapters != "merged":
             exported = [*exported, *(_itself(name, parameter) for name, parameter in parameters.items() if is_adapter(name))]
@@ -74,25 +74,25 @@ class Exporter:
     ) -> WeightExport:
         """Every rank sends its own blocks. What transformers fuses, or an adapter is merged into, is gathered one at a time,
         and sent as any other tensor that all ranks hold."""
-        exported = [] if request.adapters == "alone" else self._exported
+        exported = [] if request.adapters == "alone" else self.exported
         lora = self._lora if request.adapters == "merged" else None
         if request.adapters != "merged":
             exported = [*exported, *(_itself(name, parameter) for name, parameter in parameters.items() if is_adapter(name))]
         parts = Parts(exported, lambda each: self._is_sent_as_held(each, parameters, lora), parameters)
         specs = tuple(_specs(exported, request.dtype))
 
-        def gathered(each: _Exported) -> dict[str, Tensor]:
+        def gathered(each: Exported) -> dict[str, Tensor]:
             return dict(self._tensors([each], parameters, lora, each.dtype(getattr(torch, request.dtype)), device))
 
         return sender.export(request, specs, parts.held(), parts.reader(gathered))
 
-    def _is_sent_as_held(self, each: _Exported, parameters: Mapping[str, Tensor], lora: LoraSpec | None) -> bool:
+    def _is_sent_as_held(self, each: Exported, parameters: Mapping[str, Tensor], lora: LoraSpec | None) -> bool:
         adapter = f"{each.parameter.removesuffix('weight')}{LORA_A}"
         return each.is_itself and (lora is None or adapter not in parameters)
 
     def _tensors(
         self,
-        exported: Iterable[_Exported],
+        exported: Iterable[Exported],
         parameters: Mapping[str, Tensor],
         lora: LoraSpec | None,
         dtype: torch.dtype,
@@ -103,7 +103,7 @@ class Exporter:
             yield from (full if each.is_itself else revert_weight_conversion(self._model, full)).items()
 
 
-def _specs(exported: Iterable[_Exported], dtype: DtypeName) -> Iterator[TensorSpec]:
+def _specs(exported: Iterable[Exported], dtype: DtypeName) -> Iterator[TensorSpec]:
     for each in exported:
         for name, shape in each.shapes.items():
             yield TensorSpec(name=name, shape=shape, dtype=each.kept or dtype, keeps_dtype=each.kept is not None)
@@ -121,8 +121,8 @@ def _whole_weight(
     return merged(whole(weight, weight.dtype, device), a, b, lora.scale).to(dtype)
 
 
-def _itself(name: str, parameter: Tensor) -> _Exported:
-    return _Exported(parameters=(name,), shapes={name: tuple(parameter.shape)})
+def _itself(name: str, parameter: Tensor) -> Exported:
+    return Exported(parameters=(name,), shapes={name: tuple(parameter.shape)})
 
 
 def exported_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -146,7 +146,7 @@ def _note_conversions(model: Any) -> None:
         model._weight_conversions = [each for each in found if not isinstance(each, PrefixChange)]
 
 
-def _all_exported(model: nn.Module) -> list[_Exported]:
+def _all_exported(model: nn.Module) -> list[Exported]:
     """Return each parameter and buffer with its tensors; those that share one together."""
     tensors, by_tensor = exported_tensors(model), dict[str, list[str]]()
     for name, tensor in tensors.items():
@@ -156,13 +156,13 @@ def _all_exported(model: nn.Module) -> list[_Exported]:
     return [_exported(model, {name: tensors[name] for name in group}) for group in groups]
 
 
-def _exported(model: nn.Module, tensors: Mapping[str, Tensor]) -> _Exported:
+def _exported(model: nn.Module, tensors: Mapping[str, Tensor]) -> Exported:
     converted = revert_weight_conversion(model, {name: torch.empty_like(each, device="meta") for name, each in tensors.items()})
     shapes = {key: tuple(tensor.shape) for key, tensor in converted.items()}
     first = next(iter(tensors.values()))
     dtype = str(first.dtype).removeprefix("torch.")
     kept: Any = None if isinstance(first, nn.Parameter) else dtype if dtype in ITEM_BYTES else "float32"
-    return _Exported(parameters=tuple(tensors), shapes=shapes, kept=kept)
+    return Exported(parameters=tuple(tensors), shapes=shapes, kept=kept)
 
 
 def _is_whole(parameter: Tensor, dtype: torch.dtype, device: torch.device) -> bool:

@@ -1,35 +1,166 @@
-"""AdamW, and the gradient's global norm."""
+"""AdamW, Muon beside it, and the gradient's global norm."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.optim.adamw import adamw
 
-from rlcore.spi import OptimizerSpec
-from rlcore_fsdp2.adapters import trained
-from rlcore_fsdp2.sharding import local, num_copies
+from rlcore.spi import MuonSpec, OptimizerSpec
+from rlcore_fsdp2.export import Exported
+from rlcore_fsdp2.muon_update import exchanges, update_divided, update_whole
+from rlcore_fsdp2.sharding import held_part, local, num_copies
+from rlcore_fsdp2.trained_parameters import TrainedParameter, trained_parameters
+from rlcore_torchkit.optimizer.moments import Columns, decode, encode
+from rlcore_torchkit.optimizer.muon import momentum_update
+from rlcore_torchkit.optimizer.settings import TensorSettings
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""AdamW's first and second moment, as torch.optim.AdamW names them."""
+SCALE = "_scale"
+"""The end of the name of a moment's scales, where its codes have 8 bits."""
+MOMENTUM = "momentum_buffer"
+"""Muon's running mean of the gradient, as torch.optim.Muon names it."""
+STEP = "step"
 
 
-def make_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.AdamW:
-    """AdamW over the float32 parameters of `model` that train: matrices with weight decay, biases and vectors without."""
-    groups = [
-        {"params": members, "weight_decay": spec.weight_decay if decays else 0.0}
-        for (_, decays), members in _groups(trained(model)).items()
-    ]
-    # The fused kernel serves CPU too, where it takes a quarter of the time of the plain one.
-    return torch.optim.AdamW(groups, lr=spec.learning_rate, betas=spec.betas, eps=spec.eps, fused=True)
+class Optimizer:
+    """AdamW and Muon over the float32 parameters of a model that train, in whatever parts ranks hold them."""
+
+    def __init__(self, members: Sequence[TrainedParameter], spec: OptimizerSpec, device: torch.device) -> None:
+        """`device` computes what ranks exchange, which the parameters' own does where they are on the host."""
+        self._spec, self._muon, self._device = spec, spec.muon or MuonSpec(), device
+        self._members = {member.parameter: member for member in members}
+        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
+
+    def zero_grad(self) -> None:
+        """Free the gradients."""
+        for parameter in self._members:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self, share: float) -> None:
+        """Update the parameters that have a gradient, with `share` of each one's peak learning rate."""
+        groups: dict[TensorSettings, list[TrainedParameter]] = {}
+        for parameter, member in self._members.items():
+            if parameter.grad is not None:
+                if parameter not in self.state:
+                    self.begin(parameter)
+                groups.setdefault(member.settings, []).append(member)
+        for settings, members in groups.items():
+            rate = share * settings.learning_rate
+            if settings.method == "muon":
+                self._muon_step(members, rate)
+            elif settings.eight_bit:
+                for member in members:
+                    self._eight_bit_step(member, rate)
+            else:
+                moments = [[local(self.state[one.parameter][name]) for one in members] for name in MOMENTS]
+                self._adamw_step(members, moments, rate)
+
+    def kinds(self, parameter: nn.Parameter) -> tuple[str, ...]:
+        """Return the names of a parameter's state, the number of steps left out."""
+        settings = self._members[parameter].settings
+        scales = [name + SCALE for name in MOMENTS] if settings.eight_bit else []
+        return (MOMENTUM,) if settings.method == "muon" else (*MOMENTS, *scales)
+
+    def begin(self, parameter: nn.Parameter, step: int = 0) -> None:
+        """Give a parameter state of zeros, after so many steps."""
+        dtype = torch.uint8 if self._members[parameter].settings.eight_bit else torch.float32
+        self.state[parameter] = {STEP: torch.tensor(float(step), device=local(parameter).device)} | {
+            kind: _zero_scales(parameter)
+            if kind.endswith(SCALE)
+            else torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format).detach()
+            for kind in self.kinds(parameter)
+        }
+
+    def _muon_step(self, members: Sequence[TrainedParameter], rate: float) -> None:
+        divided: dict[Any, list[tuple[TrainedParameter, Tensor]]] = {}
+        for member in members:
+            parameter, state = member.parameter, self.state[member.parameter]
+            state[STEP] += 1
+            update = momentum_update(local(parameter.grad), local(state[MOMENTUM]), self._muon)
+            if isinstance(parameter, DTensor) and exchanges(parameter):
+                divided.setdefault(parameter.device_mesh, []).append((member, update))
+            else:
+                update_whole(member, update, rate, self._muon, self._device)
+        for pairs in divided.values():
+            # Of matrices that are exchanged together each rank updates one: those of like size belong together.
+            pairs.sort(key=lambda pair: pair[0].parameter.numel())
+            update_divided(*zip(*pairs, strict=True), rate, self._muon, self._device)
+
+    def _adamw_step(self, members: Sequence[TrainedParameter], moments: Sequence[list[Tensor]], rate: float) -> None:
+        settings = members[0].settings
+        adamw(
+            [local(member.parameter) for member in members],
+            [local(member.parameter.grad) for member in members],
+            *moments,
+            [],
+            [self.state[member.parameter][STEP] for member in members],
+            # The fused kernel serves CPU too, where it takes a quarter of the time of the plain one.
+            fused=True,
+            amsgrad=False,
+            beta1=settings.betas[0],
+            beta2=settings.betas[1],
+            lr=rate,
+            weight_decay=settings.weight_decay,
+            eps=self._spec.eps,
+            maximize=False,
+        )
+
+    def _eight_bit_step(self, member: TrainedParameter, rate: float) -> None:
+        """AdamW's step with moments that are decoded for it."""
+        state, columns = self.state[member.parameter], _columns(member.parameter)
+        moments = {
+            name: decode(local(state[name]), local(state[name + SCALE]), columns, signed=name == MOMENTS[0]) for name in MOMENTS
+        }
+        self._adamw_step([member], [[moment] for moment in moments.values()], rate)
+        for name, moment in moments.items():
+            scales = self._shared(member.parameter, columns.scales(moment))
+            local(state[name + SCALE]).copy_(scales)
+            local(state[name]).copy_(encode(moment, scales, columns, signed=name == MOMENTS[0]))
+
+    def _shared(self, parameter: nn.Parameter, scales: Tensor) -> Tensor:
+        """The largest scale of each block, of all ranks that hold columns of it."""
+        for dim in _dims_of_columns(parameter):
+            on_device = scales.to(self._device)
+            dist.all_reduce(on_device, dist.ReduceOp.MAX, group=parameter.device_mesh.get_group(dim))
+            scales = on_device.to(scales.device)
+        return scales
 
 
-def _groups(parameters: Mapping[str, nn.Parameter]) -> dict[tuple[object, bool], list[nn.Parameter]]:
-    """Parameters of each mesh, since one fused operation takes the tensors of one, that decay and that do not. The biases of
-    all experts of a layer may be one matrix."""
-    groups: dict[tuple[object, bool], list[nn.Parameter]] = {}
-    for name, parameter in parameters.items():
-        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-        decays = parameter.ndim > 1 and not name.endswith("bias")
-        groups.setdefault((mesh, decays), []).append(parameter)
-    return groups
+def make_optimizer(model: Any, exported: Sequence[Exported], spec: OptimizerSpec, device: torch.device) -> Optimizer:
+    """The optimizer of the parameters of `model` that train. ConfigError where the settings do not fit them."""
+    return Optimizer(trained_parameters(model, exported, spec), spec, device)
+
+
+def _columns(parameter: Tensor) -> Columns:
+    part = held_part("", parameter)
+    return Columns(first=part.start[-1], stop=part.stop[-1], width=parameter.shape[-1])
+
+
+def _dims_of_columns(parameter: Tensor) -> list[int]:
+    """The dimensions of a parameter's mesh that divide its last dimension."""
+    placements: Sequence[Any] = parameter.placements if isinstance(parameter, DTensor) else ()
+    return [dim for dim, each in enumerate(placements) if isinstance(each, Shard) and each.dim == parameter.ndim - 1]
+
+
+def _zero_scales(parameter: Tensor) -> Tensor:
+    """float32 [..., K]: the scales of this rank's rows, those of all columns on every rank."""
+    number = _columns(parameter).num_blocks
+    part = local(parameter).detach()
+    scales = part.new_zeros((*part.shape[:-1], number))
+    if not isinstance(parameter, DTensor):
+        return scales
+    whole = (*parameter.shape[:-1], number)
+    stride = torch.empty(whole, device="meta").stride()
+    placements = list(parameter.placements)
+    for dim in _dims_of_columns(parameter):
+        placements[dim] = Replicate()
+    return DTensor.from_local(scales, parameter.device_mesh, placements, run_check=False, shape=whole, stride=stride)
 
 
 def local_norms(gradients: Iterable[Tensor]) -> Tensor:

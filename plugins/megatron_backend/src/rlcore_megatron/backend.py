@@ -17,6 +17,7 @@ from rlcore import spi
 from rlcore_megatron.checkpoints import checkpoint
 from rlcore_megatron.checkpoints.initial import load_initial
 from rlcore_megatron.checks.multi_token_check import head_problems
+from rlcore_megatron.checks.optimizer_check import has_tensor_settings, pattern_problems
 from rlcore_megatron.families.models import dims_of, find_family, load_config, standard_config
 from rlcore_megatron.families.weight_mapping import Names
 from rlcore_megatron.layouts import parallel
@@ -32,6 +33,7 @@ from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
 from rlcore_megatron.training.head_gradients import HeadGradients
 from rlcore_megatron.training.optimizer import Rates, distribute, make_optimizer
 from rlcore_megatron.training.residency import MegatronResidency
+from rlcore_megatron.training.tensor_optimizer import TensorOptimizer
 from rlcore_megatron.training.train import Passes, reduce_totals
 from rlcore_megatron.weights.adapters import as_begun
 from rlcore_megatron.weights.adapters import attach as attach_adapters
@@ -92,6 +94,7 @@ class MegatronBackend:
         self.models = distribute(policy, config, transformer, self._device.type)
         self.optimizer = make_optimizer(self.models, context, config)
         self._rates = Rates(optimizer=self.optimizer, context=context, config=config)
+        self._by_tensor = self._make_tensor_optimizer(adapters)
         self._gradients = HeadGradients.of(self.models, self.optimizer)
         self._passes = evolve(self._passes_of(self.models), mtp_loss_weight=config.mtp_loss_weight if config.mtp else None)
         needs_copy = context.needs_reference and (adapters is None or context.reference is not None)
@@ -105,10 +108,19 @@ class MegatronBackend:
             self._below = Exporter(policy, Names.of(self._hf), layout, self._groups, merges=False)
         self.residency = MegatronResidency(self._device, self.models, self._reference, self.optimizer)
 
+    def _make_tensor_optimizer(self, adapters: Names | None) -> TensorOptimizer | None:
+        """The optimizer's step, where tensors have settings of their own."""
+        spec = self._context.optimizer
+        if not has_tensor_settings(spec):
+            return None
+        names = [Names.of(self._hf, self._context.head)] if adapters is None else [adapters]
+        names += [Names.of_multi_token_head(self._hf)] if self._config.mtp else []
+        return TensorOptimizer(self.models, self.optimizer, names, self._parallel, spec)
+
     def _build_reference_alone(self) -> None:
         self.models, self._reference = [], self._make_reference()
         self.optimizer = self._rates = self._passes = self._exporter = self._adapters = self._below = self._begun = None
-        self._gradients = self._head_exporter = None
+        self._gradients = self._head_exporter = self._by_tensor = None
         self.residency = MegatronResidency(self._device, [], self._reference, None)
 
     def _make_reference(self) -> list[PolicyModel]:
@@ -191,7 +203,7 @@ class MegatronBackend:
         release_graphs(self.models)
         self._shard_sender.close()
         del self.models, self._passes, self._reference, self.optimizer, self._rates, self._exporter, self.residency
-        del self._groups, self._adapters, self._below, self._gradients, self._head_exporter
+        del self._groups, self._adapters, self._below, self._gradients, self._head_exporter, self._by_tensor
         gc.collect()  # hooks on parameters and the head refer to what holds them
         with cuda_or_cpu(self._device.type):
             parallel.leave()
@@ -279,6 +291,8 @@ class MegatronBackend:
         self._gradients.clip("policy", norm)
         if norm_of_head is not None:
             self._gradients.clip("head", norm_of_head)
+        if self._by_tensor is not None:
+            self._by_tensor.step(rate / self._context.optimizer.learning_rate)
         self.optimizer.step_with_ready_grads()
         return rate
 
@@ -324,7 +338,9 @@ def _layout(
         assert not isinstance(family, spi.Problem), "the model was loaded"
         trains = context.needs_policy and content is model
         problems += family_option_problems(family, config, rank_info.device, context.model.dtype, trains=trains)
-        problems += head_problems(family, config, content, context.model.path) if trains else ()
+        if trains:
+            problems += head_problems(family, config, content, context.model.path)
+            problems += pattern_problems(context, config, family, content)
     problems = list(dict.fromkeys(problems))
     if problems:
         raise spi.ConfigError(problems)

@@ -62,6 +62,7 @@ def step_context(
         reference_passes=1.0 if needs.reference_logprobs and generates and not reference_is_apart else 0.0,
         reference=reference,
         lora=recipe.lora,
+        optimizer=recipe.optimizer,
         delta_copies=_delta_copies(recipe) if generates else "none",
     )
 

@@ -8,6 +8,7 @@ from attrs import evolve
 
 from rlcore.config.data import RowsConfig
 from rlcore.config.data_problems import NO_FILES
+from rlcore.config.model import CriticConfig
 from rlcore.config.recipe import Recipe
 from rlcore.gpu import Device
 from rlcore.model_files import CONFIG_FILE, read_object, reads_images
@@ -23,7 +24,7 @@ from rlcore.run.plan.channel import takes_weights
 from rlcore.run.plan.run_plan import RunPlan, dtype_of
 from rlcore.run.plan.sections import execution_needs, observer_options, plugin_config
 from rlcore.schema.file_limits import expanded
-from rlcore.spi import Algorithm, AlgorithmContext, DtypeName, PluginError, Problem, Role, capabilities
+from rlcore.spi import Algorithm, AlgorithmContext, DtypeName, OptimizerSpec, PluginError, Problem, Role, capabilities
 
 
 def choose_plugins(recipe: Recipe, registry: Registry, device: Device, *, measures_own: bool = False) -> RunPlan:
@@ -222,8 +223,10 @@ def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
         needs[capabilities.MULTI_RANK] = f"[cluster] has {num_ranks} ranks"
     if algorithm.needs.head == "value":
         needs[capabilities.VALUE_HEAD] = f"algorithm {recipe.algorithm.name!r} trains a model of values"
+    needs |= _optimizer_needs("optimizer", recipe.optimizer)
     if algorithm.needs.critic:
         needs[capabilities.VALUE_HEAD] = f"algorithm {recipe.algorithm.name!r} trains a critic"
+        needs = _optimizer_needs("critic", (recipe.critic or CriticConfig()).optimizer(recipe.optimizer)) | needs
     if recipe.critic is not None and recipe.critic.export:
         needs[capabilities.SAVE_HF] = "critic.export = true"
     if algorithm.needs.entropy:
@@ -239,6 +242,12 @@ def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
     if replays_sampling_mask(recipe, algorithm.needs):
         needs |= mask_needs(recipe, capabilities.SAMPLING_MASK_REPLAY)
     return needs | _refit_needs(recipe) | _image_needs(recipe)
+
+
+def _optimizer_needs(section: str, spec: OptimizerSpec) -> dict[str, str]:
+    muon = {capabilities.MUON: f'{section}.name = "muon"'} if spec.name == "muon" else {}
+    moments = {capabilities.MOMENTS_8BIT: f'{section}.moments = "8bit"'} if spec.moments == "8bit" else {}
+    return muon | moments | ({capabilities.OPTIMIZER_GROUPS: f"[[{section}.groups]]"} if spec.groups else {})
 
 
 def _image_needs(recipe: Recipe) -> dict[str, str]:

@@ -13,6 +13,7 @@ from rlcore.spi import CheckContext, ConfigError, Note, Problem
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.checkpoints.cache_directory import cache_directory, directory_problems
 from rlcore_megatron.checks.multi_token_check import head_option_problems, head_problems
+from rlcore_megatron.checks.optimizer_check import optimizer_problems
 from rlcore_megatron.checks.passthrough_check import passthrough_problems
 from rlcore_megatron.checks.scheduler_check import course_notes, course_problems
 from rlcore_megatron.families.models import (
@@ -61,6 +62,7 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem | N
         *_engine_problems(context, config),
         *_replay_problems(context, config, model),
         *passthrough_problems(config, context.device, context.model.dtype, dims),
+        *optimizer_problems(context, config, model),
         *_checkpoint_problems(config),
         *_cache_problems(context, config, model),
         *_value_problems(context, config),

@@ -1,0 +1,76 @@
+"""AdamW's moments in 8 bits (arXiv:2110.02861): codes of torchao's dynamic maps, with one scale for a block of a row.
+
+A row is the last dimension of a tensor, and block k of it its elements 256 k to 256 k + 255, the last one shorter: the same
+blocks wherever a tensor is cut. Where rows are whole multiples of 256, they are those of torchao.optim.AdamW8bit.
+Shapes: R rows, C columns of a part that begins at column F of W, K = ⌈W / 256⌉ blocks of a row.
+"""
+
+from functools import cache
+
+import torch
+from attrs import frozen
+from torch import Tensor
+from torch.nn import functional as F
+
+BLOCK = 256
+"""Elements that share a scale."""
+_LEAST = 1e-12
+"""The least scale that values are divided by, as torchao's."""
+
+
+@frozen(kw_only=True)
+class Columns:
+    """The columns that a rank holds of every row of a tensor."""
+
+    first: int
+    stop: int
+    width: int
+    """W, the columns of the whole tensor."""
+
+    @property
+    def num_blocks(self) -> int:
+        """K, the blocks of a whole row."""
+        return -(-self.width // BLOCK)
+
+    @property
+    def _blocks(self) -> slice:
+        """The blocks that these columns lie in."""
+        return slice(self.first // BLOCK, -(-self.stop // BLOCK))
+
+    def scales(self, values: Tensor) -> Tensor:
+        """float32 [..., K]: the largest absolute value of each block in values [..., C]; 0.0 of blocks with none of them.
+
+        Of ranks with other columns of the same rows the largest counts (an all-reduce by MAX).
+        """
+        start = self.first - self._blocks.start * BLOCK
+        padded = F.pad(values.abs(), (start, -(start + values.shape[-1]) % BLOCK))
+        scales = values.new_zeros((*values.shape[:-1], self.num_blocks))
+        scales[..., self._blocks] = padded.unflatten(-1, (-1, BLOCK)).amax(-1)
+        return scales
+
+    def spread(self, scales: Tensor) -> Tensor:
+        """float32 [..., C]: each element's scale, of scales [..., K]."""
+        first = self._blocks.start * BLOCK
+        each = scales[..., self._blocks].repeat_interleave(BLOCK, dim=-1)
+        return each[..., self.first - first : self.stop - first]
+
+
+def encode(values: Tensor, scales: Tensor, columns: Columns, *, signed: bool) -> Tensor:
+    """uint8 [..., C]: codes of values [..., C] with scales [..., K]; `signed` for the first moment."""
+    from torchao.optim.quant_utils import quantize_8bit_with_qmap
+
+    codes: Tensor = quantize_8bit_with_qmap(values / columns.spread(scales).clip(_LEAST), code_values(signed, values.device))
+    return codes
+
+
+def decode(codes: Tensor, scales: Tensor, columns: Columns, *, signed: bool) -> Tensor:
+    """float32 [..., C] of codes [..., C]."""
+    return code_values(signed, codes.device)[codes.int()] * columns.spread(scales)
+
+
+@cache
+def code_values(signed: bool, device: torch.device) -> Tensor:
+    """float32 [256]: the share of the scale that each code stands for, ascending."""
+    from torchao.optim.quant_utils import create_dynamic_map
+
+    return torch.tensor(create_dynamic_map(signed=signed), dtype=torch.float32, device=device)
