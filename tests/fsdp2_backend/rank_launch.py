@@ -94,6 +94,7 @@ PRELOADED += [
     "fsdp2_value_cases",
     "rlcore_megatron",
     "megatron_checkpoint_cases",
+    "megatron_image_cases",
     "megatron_layout_cases",
     "megatron_lora_cases",
     "megatron_replay_cases",
