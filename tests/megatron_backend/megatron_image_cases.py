@@ -161,9 +161,7 @@ def check_row(place: Place, row: Row) -> None:
     backend, steps = place.backend(row), batches(model_of(place.root, row.family))
     before = exported(backend)
     first = microbatches(steps[0], backend)
-    request = LogprobsRequest(
-        microbatches=first, model="policy", temperature=TEMPERATURE, entropy=False, weight_version=0
-    )
+    request = LogprobsRequest(microbatches=first, model="policy", temperature=TEMPERATURE, entropy=False, weight_version=0)
     offsets, sequences = steps[0].offsets, own_sequences(backend)
     places = np.concatenate([np.arange(offsets[n], offsets[n + 1]) for n in sequences])
     found = np.concatenate(backend.get_logprobs(request).logprobs)

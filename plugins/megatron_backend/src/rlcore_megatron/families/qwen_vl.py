@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: Qwen's decoders, which read images besides text (arXiv:2409.12191, 2502.13923, 2511.21631).
+"""Qwen2-VL, Qwen2.5-VL (arXiv:2502.13923) and Qwen3-VL (arXiv:2511.21631): Qwen's decoders, which read images besides text.
 
 Their vision towers are transformers' own (`modules/vision.py`).
 """

@@ -187,7 +187,7 @@ class PackedRotary(nn.Module):
 
 
 class GridRotary(PackedRotary):
-    """Rotary angles by time, height and width of each token (arXiv:2409.12191, section 2.1); of text all three are its position.
+    """Rotary angles by time, height and width of each token (arXiv:2409.12191, section 2.1); for text all are its position.
 
     `sections` are the numbers of frequencies that turn by each axis: one axis after another, or `interleaved` in turns.
     """

@@ -14,7 +14,7 @@ import torch
 from attrs import define, frozen
 from torch import Tensor, nn
 
-from rlcore.spi import ConfigError, ModelSpec, Problem
+from rlcore.spi import ModelSpec
 from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.families.vision_weights import empty_vision
 from rlcore_megatron.modules.packing import ImageInputs, PackedBatch
@@ -123,23 +123,9 @@ def make_vision(hf: Any, config: Any) -> nn.Module:
 
 
 def add_features_behind(layers: Sequence[Any], family: MegatronFamily) -> None:
-    """Have the first chunk's layers add the tower's features behind them. ConfigError where a later chunk has such a layer."""
-    count = sum(family.deepstack)
-    if count > len(layers):
-        raise ConfigError([too_few_layers(len(layers), count)])
-    for number in range(count):
+    """Have the layers of the first chunk that do so add the tower's features behind them."""
+    for number in range(sum(family.deepstack)):
         layers[number].register_forward_hook(partial(_add_features, number), with_kwargs=True)
-
-
-def too_few_layers(found: int, count: int) -> Problem:
-    """A first part of the pipeline without some of the layers that add features."""
-    remedy = "Set pipeline_layers, or lower pipeline_parallel or virtual_pipeline_parallel"
-    return Problem(
-        path="trainer.megatron.pipeline_parallel",
-        found=f"a first part of {found} layers",
-        expected=f"at least {count}: that many layers add the vision tower's features, which the first part alone has",
-        remedy=remedy,
-    )
 
 
 def _add_features(number: int, _: Any, __: Any, options: dict[str, Any], output: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -180,4 +166,3 @@ def _nothing(vision: nn.Module) -> Tensor | float:
     if not (torch.is_grad_enabled() and trained):
         return 0.0
     return 0.0 * torch.stack([parameter.sum() for parameter in trained]).sum()
-
