@@ -86,6 +86,7 @@ PRELOADED += [
     "fsdp2_context_parallel_cases",
     "fsdp2_decoder_cases",
     "fsdp2_experts_cases",
+    "fsdp2_image_cases",
     "fsdp2_layout_cases",
     "fsdp2_load_cases",
     "fsdp2_lora_cases",
