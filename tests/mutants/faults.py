@@ -1177,6 +1177,13 @@ FAULTS = (
         "torch.cat([parts[file][0] for file in sorted(files)])",
         "tests/torchkit/test_image_forward.py",
     ),
+    Fault(
+        "a context rank puts the beginning of an image where its end is",
+        "rlcore_torchkit.forward.image_forward",
+        "features=slice(begin - first, end - first),",
+        "features=slice(0, end - begin),",
+        "tests/torchkit/test_image_forward.py",
+    ),
     # A reference on devices of its own
     Fault(
         "what a reference is asked ahead is another sample's",

@@ -24,7 +24,7 @@ from rlcore_megatron.layouts import parallel
 from rlcore_megatron.layouts.layout import ParallelLayout
 from rlcore_megatron.layouts.layout_check import family_option_problems, layout_problems, reference_layout_problems
 from rlcore_megatron.modules import auxiliary_loss
-from rlcore_megatron.modules.model import PolicyModel, build, release_graphs, unwrapped
+from rlcore_megatron.modules.model import PolicyModel, build, freeze_vision, read_images, release_graphs, unwrapped
 from rlcore_megatron.modules.model_config import transformer_config
 from rlcore_megatron.modules.routing_replay import attach
 from rlcore_megatron.modules.token_dispatch import drop_float8_copies
@@ -87,6 +87,9 @@ class MegatronBackend:
         context, config, layout = self._context, self._config, self._parallel
         transformer = transformer_config(self._hf, config, layout, context.model.dtype, self._device.type)
         policy = build(transformer, self._hf, layout, context.head, mtp=config.mtp)
+        read_images(policy, self._hf, context.model)
+        if config.freeze == "vision":
+            freeze_vision(policy)
         attach(policy)
         auxiliary_loss.watch(policy)
         load_initial(policy, self._hf, context.model, config, layout, context.head, mtp=config.mtp)
@@ -131,6 +134,7 @@ class MegatronBackend:
         own = self._config if context.reference is None else evolve(self._config, pretrained_checkpoint=None)
         hf = self._hf if context.reference is None else load_config(spec)
         reference = build(transformer_config(hf, own, layout, spec.dtype, self._device.type), hf, layout)
+        read_images(reference, hf, spec)
         load_initial(reference, hf, spec, own, layout)
         for model in reference:
             model.requires_grad_(False)

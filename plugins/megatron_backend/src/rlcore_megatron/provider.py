@@ -18,7 +18,7 @@ PROVIDER = Provider(
     spi=(2, 0),
     priority=80,
     capabilities=TRAINER_CAPABILITIES
-    | {capabilities.SHARDS, capabilities.LORA, capabilities.ADAPTER_REFIT, capabilities.DELTA_REFIT},
+    | {capabilities.IMAGES, capabilities.SHARDS, capabilities.LORA, capabilities.ADAPTER_REFIT, capabilities.DELTA_REFIT},
     config=MegatronConfig,
     # Without a GPU it runs where it is named; what fits a CPU trains faster without Megatron around it.
     devices={"cuda"},

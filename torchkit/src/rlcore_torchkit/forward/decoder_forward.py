@@ -18,20 +18,22 @@ from rlcore_torchkit.head.logprobs import Decode, EntropyMode, HeadLogprobs, own
 from rlcore_torchkit.head.sampling_mask import KeptTokens
 from rlcore_torchkit.head.softmax_chunks import chunk_rows, masks_of, wide_dtype
 from rlcore_torchkit.layers.attention import PackedSequences
-from rlcore_torchkit.layers.packed_attention import PACKED_ATTENTION
+from rlcore_torchkit.layers.packed_attention import PACKED_ATTENTION, Attention
 
 
 def patch_decoder(model: Any, decode: Decode | None = None) -> None:
     """Make a transformers causal language model return `packed_logprobs` from its forward. `decode` takes the place of what
     computes hidden states: `own_forward`, unless the model was loaded with PACKED_ATTENTION."""
-    config, head, scale = model.config, model.get_output_embeddings(), head_scale(model.config)
-    cap = logit_cap(config)
-    compute: HeadLogprobs = own_head(model, cap)
-    if scale != 1.0:
-        compute = partial(_scaled, compute, scale)
+    patch_head(model, decoder_head(model), decode or _decode_of(model))
+
+
+def decoder_head(model: Any) -> HeadLogprobs:
+    """Return what computes log-probabilities with a model's own head: its scale, cap and bias."""
+    head, scale, cap = model.get_output_embeddings(), head_scale(model.config), logit_cap(model.config)
     if getattr(head, "bias", None) is not None:
-        compute = partial(_stored_logits, model, scale, cap)
-    patch_head(model, compute, decode or _decode_of(model))
+        return partial(_stored_logits, model, scale, cap)
+    compute = own_head(model, cap)
+    return compute if scale == 1.0 else partial(_scaled, compute, scale)
 
 
 def _decode_of(model: Any) -> Decode:
@@ -125,7 +127,7 @@ def _by_rows(compute: Callable[[Tensor], Tensor], tokens: Tensor, packed: Packed
     return torch.cat([_checked(compute(rows), rows).flatten(0, 1) for rows in groups]).index_select(0, packed.plan.restore)
 
 
-def decode_rows(model: Any, rows: Tensor, positions: Tensor, packed: PackedSequences, **inputs: Any) -> Tensor:
+def decode_rows(model: Any, rows: Tensor, positions: Tensor, packed: PackedSequences | Attention, **inputs: Any) -> Tensor:
     """Hidden states [rows, length, H] of rows of tokens after the final norm; `inputs` are what the model's class takes
     besides."""
     # Not the module's call, which vLLM replaces in classes of transformers that its engines in this process compute with.

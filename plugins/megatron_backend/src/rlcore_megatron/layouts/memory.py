@@ -160,10 +160,16 @@ def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimat
     item = ITEM_BYTES[load.dtype]
     without_head = evolve(config, mtp=False)
     config = config if load.trains else without_head
+    tower = _tower_parameters(load.model)
+    trained_tower = 0 if config.freeze == "vision" else tower
     parameters = Parameters.of(dims, config)
+    parameters = evolve(parameters, dense=parameters.dense + trained_tower)
     held = parameters.total
     reference = None if load.reference is None else ModelDims.of(load.reference)
-    of_reference = 0 if reference is None else Parameters.of(reference, without_head).total
+    unchanged = (
+        0 if reference is None else Parameters.of(reference, without_head).total + _tower_parameters(load.reference or {})
+    )
+    unchanged += tower - trained_tower
     stage = load.world_size // int(config.pipeline_parallel)
     owners = stage // int(config.tensor_parallel)
     expert_owners = stage // (int(config.expert_parallel) * config.expert_tensor_parallel)
@@ -174,7 +180,7 @@ def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimat
     if load.lora is not None or not load.trains:
         # Float32 weights that are their own masters. What tensor ranks divide of them is left out: they are small.
         return Estimate(
-            weights=int((held + of_reference) * item + 4 * trained),
+            weights=int((held + unchanged) * item + 4 * trained),
             gradients=int(GRADIENT_BYTES * trained),
             optimizer=int(8 * trained / owners),
             activations=int(_activation_elements(dims, config, load) * item),
@@ -183,7 +189,7 @@ def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimat
         )
     largest = min(owned, max(STEP_ELEMENTS, dims.vocab_size * dims.hidden_size / int(config.tensor_parallel)))
     return Estimate(
-        weights=int((held + of_reference + _lent_embedding(dims, config)) * item + _float8_bytes(dims, config)),
+        weights=int((held + unchanged + _lent_embedding(dims, config)) * item + _float8_bytes(dims, config)),
         gradients=int(held * gradient),
         optimizer=int(state * owned),
         activations=int(_activation_elements(dims, config, load) * item),
@@ -192,6 +198,12 @@ def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimat
         if item == 4
         else int(_gradient_copy_bytes(config.optimizer, gradient) * owned + _copied_bytes(config.optimizer) * largest),
     )
+
+
+def _tower_parameters(model: Mapping[str, Any]) -> int:
+    """Elements of the vision tower of a model with this config.json, whole on each rank of the first stage."""
+    family = find_family(model, "")
+    return 0 if isinstance(family, Problem) else family.vision_parameters
 
 
 def _lent_embedding(dims: ModelDims, config: MegatronConfig) -> float:

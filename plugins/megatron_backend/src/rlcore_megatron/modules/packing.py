@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,30 @@ class ForwardOptions:
     """True where the multi-token head, which the model has, computes log-probabilities too."""
 
 
+@frozen(kw_only=True, eq=False)
+class ImageInputs:
+    """The images of a microbatch, on the host: I images of P patches together, C numbers of a patch."""
+
+    pixels: Tensor
+    """float32 [P, C]"""
+    grids: Tensor
+    """int64 [I, 3]: patches in time, height and width."""
+    places: Tensor
+    """bool [T]: which tokens stand for images."""
+    positions: Tensor
+    """int64 [3, T]: time, height and width of each token."""
+
+    def shown(self, first: int, beyond: int) -> tuple[Tensor, Tensor, int]:
+        """Pixels and grids of the images that the placeholders `first` to `beyond` - 1 of all show, and how many placeholders
+        are before the first of these images."""
+        patches = self.grids.prod(1)
+        per_token = int(patches.sum()) // int(self.places.sum())
+        ends = (patches // per_token).cumsum(0)
+        begin, end = int(torch.searchsorted(ends, first, right=True)), int(torch.searchsorted(ends, beyond)) + 1
+        before, through = int(patches[:begin].sum()), int(patches[:end].sum())
+        return self.pixels[before:through], self.grids[begin:end], before // per_token
+
+
 @dataclass
 class PackedBatch(PackedSeqParams):
     """Travels through the model in the place of Megatron's own record, to our attention, rotary embedding and head.
@@ -39,6 +64,12 @@ class PackedBatch(PackedSeqParams):
     """int64 [1, S], of this rank."""
     positions: Tensor | None = None
     """int64 [S], from 0 in every sequence."""
+    images: ImageInputs | None = None
+    """The images of the microbatch; None where there are none."""
+    grid_positions: Tensor | None = None
+    """int64 [3, S]: time, height and width of each token; None where each is `positions`."""
+    placed: Any = None
+    """The PlacedFeatures that layers of the first stage add; None where they add none."""
     wanted: ForwardOptions | None = None
     routed: Tensor | None = None
     """int16 [L, K, S]: the experts that each token is sent to in each of all L layers; where it is -1, and everywhere if this
@@ -58,7 +89,13 @@ class PackedBatch(PackedSeqParams):
 
 
 def pack(
-    batch: Microbatch, group: dist.ProcessGroup, multiple: int, wanted: ForwardOptions, *, is_filler: bool = False
+    batch: Microbatch,
+    group: dist.ProcessGroup,
+    multiple: int,
+    wanted: ForwardOptions,
+    *,
+    images: ImageInputs | None = None,
+    is_filler: bool = False,
 ) -> PackedBatch:
     """This context rank's equal share of the tokens, a multiple of `multiple` in size, as sequence parallelism divides it."""
     part = ContextPart.of(batch.packed, group, multiple)
@@ -69,6 +106,8 @@ def pack(
         part=part,
         tokens=part.split(batch.tokens.long()[None]),
         positions=part.split(batch.packed.position_ids)[0],
+        images=images,
+        grid_positions=None if images is None else part.split(images.positions.to(batch.tokens.device)),
         wanted=wanted,
         routed=None if routed is None else part.split(routed.permute(1, 2, 0) + 1) - 1,
         is_filler=is_filler,
@@ -80,4 +119,5 @@ def empty_like(batch: Microbatch) -> Microbatch:
     offsets = torch.tensor([0, 2])
     packed = PackedSequences.from_offsets(offsets, batch.tokens.device)
     tokens = torch.zeros(2, dtype=batch.tokens.dtype, device=batch.tokens.device)
-    return evolve(batch, tokens=tokens, packed=packed, offsets=offsets.to(tokens.device), token_columns={}, kept=None)
+    own = {"tokens": tokens, "packed": packed, "offsets": offsets.to(tokens.device)}
+    return evolve(batch, **own, token_columns={}, kept=None, images=None)

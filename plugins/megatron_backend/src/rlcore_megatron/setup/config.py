@@ -33,6 +33,8 @@ class MegatronConfig:
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations that are recomputed in the backward pass instead of kept. "selective": those of attention's scores. "full":
     all but the inputs of layers. "none": none."""
+    freeze: Literal["none", "vision"] = "none"
+    """"vision": freeze the vision tower and its projector; only the language model trains. "none": freeze nothing."""
     transformer_engine: bool | None = None
     """Whether layers are TransformerEngine's. None uses them if it is installed and there is a GPU, but not in float32, which
     it rounds to TF32, and not with [lora]."""
