@@ -16,6 +16,7 @@ from rlcore.spi import RefitError
 from rlcore_vllm.engines import versions
 from rlcore_vllm.engines.rank_recorders import Order, RankRecorders
 from rlcore_vllm.ranks.fixed_length_drafts import use_fixed_length_drafts
+from rlcore_vllm.ranks.held_digests import held_digests
 from rlcore_vllm.ranks.invariant import use_invariant_kernels
 from rlcore_vllm.ranks.weight_transfer import RlcoreWeightTransferEngine, register
 
@@ -67,6 +68,12 @@ class WorkerExtension:
         worker: Any = self
         with _current_device(self.device):
             return self._rlcore_recorders.carry_out(orders, worker.model_runner)
+
+    def rlcore_held_digests(self) -> dict[str, int]:
+        """The digests of what this rank computes with."""
+        worker: Any = self
+        with _current_device(self.device):
+            return held_digests(worker.model_runner.model)
 
     def _rlcore_step(self, step: str, content: dict[str, Any]) -> dict[str, Any]:
         worker: Any = self
