@@ -15,6 +15,7 @@ from vllm.platforms import current_platform
 from rlcore.spi import RefitError
 from rlcore_vllm.engines import versions
 from rlcore_vllm.engines.rank_recorders import Order, RankRecorders
+from rlcore_vllm.ranks.exact_layers import compute_as_transformers
 from rlcore_vllm.ranks.fixed_length_drafts import use_fixed_length_drafts
 from rlcore_vllm.ranks.held_digests import held_digests
 from rlcore_vllm.ranks.invariant import use_invariant_kernels
@@ -30,6 +31,7 @@ else:
     with suppress(ModuleNotFoundError):  # a version that guesses elsewhere refuses to guess on the device itself
         use_fixed_length_drafts()
 versions.keep_scales_exact()
+compute_as_transformers()
 if envs.VLLM_BATCH_INVARIANT:
     use_invariant_kernels()
 # Multicast over NVLink is left off: where fabric and driver disagree about it, communicators hang.
@@ -73,7 +75,7 @@ class WorkerExtension:
         """The digests of what this rank computes with."""
         worker: Any = self
         with _current_device(self.device):
-            return held_digests(worker.model_runner.model)
+            return held_digests(worker.model_runner.get_model())
 
     def _rlcore_step(self, step: str, content: dict[str, Any]) -> dict[str, Any]:
         worker: Any = self
