@@ -16,7 +16,7 @@ from megatron_families import FAMILIES as OF_MEGATRON
 from vllm_families import SHOWN
 
 from rlcore.spi import CheckContext, ModelSpec
-from rlcore_fsdp2.families.corrections import UNTRIED
+from rlcore_torchkit.testing.families.corrections import UNTRIED
 from rlcore_fsdp2.families.table import BEGIN, END
 from rlcore_megatron.families.models import FAMILIES
 from rlcore_torchkit.architectures.registry import installed_model_types

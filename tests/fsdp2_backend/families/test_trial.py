@@ -4,9 +4,9 @@ import pytest
 
 from rlcore_fsdp2.families import checks
 from rlcore_fsdp2.families.command import class_names
-from rlcore_fsdp2.families.reference import Reference
-from rlcore_fsdp2.families.tiny_model import make_tiny
 from rlcore_fsdp2.families.trial import try_family, try_model
+from rlcore_torchkit.testing.families.reference import Reference
+from rlcore_torchkit.testing.families.tiny_model import make_tiny
 
 NAMES = class_names()
 SOME = ["bloom", "deepseek_v32", "falcon_mamba", "gemma4_text", "hrm_text", "minimax", "qwen3_5_text", "bert", "camembert"]

@@ -1,14 +1,11 @@
 """The command: tries families in children, keeps the outcomes in a file, prints and writes the table."""
 
 import argparse
-import multiprocessing
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic
 
@@ -17,6 +14,7 @@ from attrs import evolve
 from rlcore_fsdp2.families.outcome import Outcome
 from rlcore_fsdp2.families.results import add_outcome, code_version, known_outcomes
 from rlcore_fsdp2.families.table import merged, summary, written
+from rlcore_torchkit.testing.families.children import ChildError, in_child
 
 _PRELOADED = [
     "rlcore_fsdp2.families.trial",
@@ -26,9 +24,7 @@ _PRELOADED = [
     "transformers.generation.utils",
     "pandas",  # which pyarrow imports where it is installed
 ]
-"""Modules that children begin with; what cannot be imported is left out."""
-_CLOSING_S = 10.0
-"""Seconds for a child to end once it has answered."""
+"""Modules that children begin with."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,34 +81,16 @@ def _tried(names: Sequence[str], options: argparse.Namespace) -> Iterator[Outcom
 
 def _in_child(name: str, time_limit: float) -> Outcome:
     """Try a family in a process of its own, which a limit of time ends."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
-    receiver, sender = context.Pipe(duplex=False)
     begun, class_name = monotonic(), class_names()[name]
-    child = context.Process(target=_try, args=(name, class_name, sender))
-    child.start()
-    sender.close()
-    late = Outcome(model_type=name, class_name=class_name, trainer="crashed", trainer_reason=f"over {time_limit:.0f} s")
     try:
-        outcome = receiver.recv() if receiver.poll(time_limit) else late
-    except EOFError:
-        child.join()
-        outcome = evolve(late, trainer_reason=f"its process ended with {child.exitcode}")
-    child.join(_CLOSING_S if outcome != late else 0.0)
-    child.kill()
-    child.join()
+        outcome: Outcome = in_child(_try, (name, class_name), time_limit, preloaded=_PRELOADED)
+    except ChildError as error:
+        outcome = Outcome(model_type=name, class_name=class_name, trainer="crashed", trainer_reason=str(error))
     return evolve(outcome, seconds=round(monotonic() - begun, 1))
 
 
-def _try(name: str, class_name: str, sender: Connection) -> None:
-    """Send the outcome; what the family's classes print is nobody's."""
-    import torch
-
+def _try(name: str, class_name: str) -> Outcome:
     from rlcore_fsdp2.families.trial import try_family
 
-    torch.set_num_threads(1)
-    silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, 1)
-    os.dup2(silence, 2)
     with tempfile.TemporaryDirectory() as directory:
-        sender.send(try_family(name, class_name, Path(directory)))
+        return try_family(name, class_name, Path(directory))

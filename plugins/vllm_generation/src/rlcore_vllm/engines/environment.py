@@ -22,6 +22,7 @@ import torch
 from rlcore.spi import ContractError
 from rlcore_torchkit.distributed.process_group import loopback_variables
 from rlcore_vllm.engines import versions
+from rlcore_vllm.engines.model_classes import drop_prefix_cache_of_states, keep_transformers_classes
 from rlcore_vllm.setup.settings import EngineSettings
 
 _one_in_process = threading.Lock()
@@ -187,6 +188,9 @@ def _build(settings: EngineSettings) -> Any:
         versions.judge_guesses_on_cpu()
         versions.zero_new_blocks()
         versions.rotate_all_heads()
+        drop_prefix_cache_of_states()
+    if settings.in_process:
+        keep_transformers_classes(eager=settings.eager)
     if settings.has_drafter:
         versions.read_drafters_weights()
     if settings.eager:

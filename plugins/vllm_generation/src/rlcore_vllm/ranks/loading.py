@@ -155,6 +155,7 @@ class Loader:
             for name, layer, info in self._pending()
             if not isinstance(layer, Attention)
             and layer._parameters
+            and info.load_numel_total  # 0 where another layer has the same parameters
             and (info.load_numel <= 0 or (isinstance(layer, LinearBase) and info.load_numel < info.load_numel_total))
         ]
 

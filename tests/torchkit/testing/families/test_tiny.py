@@ -4,8 +4,8 @@ import pytest
 from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from rlcore_fsdp2.families.corrections import CORRECTIONS
-from rlcore_fsdp2.families.tiny import VOCAB_SIZE, tiny_options
+from rlcore_torchkit.testing.families.corrections import CORRECTIONS
+from rlcore_torchkit.testing.families.tiny import VOCAB_SIZE, tiny_options
 
 
 @pytest.mark.parametrize(
