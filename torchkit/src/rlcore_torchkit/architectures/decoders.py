@@ -109,9 +109,12 @@ def _class_problems(config: Mapping[str, Any], path: str, trust_remote_code: boo
         if not trust_remote_code:
             given = f"model_type {model_type}, whose code comes with the model"
             remedy = "Read it, and then set model.trust_remote_code to true"
+            if newer := newer_transformers(config):
+                remedy = f"{newer}; or read the code, and then set model.trust_remote_code to true"
             yield Problem(path=path, found=given, expected=f"{expected}, or code that the recipe trusts", remedy=remedy)
     elif known is None:
-        yield Problem(path=path, found=f"model_type {model_type}", expected=expected, remedy=newer_transformers(config))
+        remedy = newer_transformers(config) or "Correct it, or give the class as a file: docs/models.md, A model that is new"
+        yield Problem(path=path, found=f"model_type {model_type}", expected=expected, remedy=remedy)
     elif found != known:
         expected = f"{known}, the language model of model_type {model_type}"
         remedy = newer_transformers(config) or ARCHITECTURES

@@ -66,6 +66,13 @@ def decoder_of(model: Any) -> Any:
     return next(child for child in model.children() if any(module is embedding for module in child.modules()))
 
 
+def vocabulary_size(model: Any) -> int:
+    """Return how many tokens a transformers causal language model both reads and predicts: its embedding may be padded, its
+    head not."""
+    tables = model.get_input_embeddings(), model.get_output_embeddings()
+    return min(table.weight.shape[0] for table in tables if table is not None)
+
+
 def general_forward(model: Any, tokens: Tensor, packed: PackedSequences) -> Tensor:
     """Hidden states [T, H] after the final norm; `tokens`, int32 or int64 [T], are one row whose sequences see themselves."""
     hidden = decode_rows(model, tokens[None], packed.position_ids, packed)

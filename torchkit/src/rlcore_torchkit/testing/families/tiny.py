@@ -44,6 +44,7 @@ _FIELDS: Mapping[int, str] = {
     32: """
         hidden_size hidden_size_global n_embd d_model attention_hidden_size embedding_size lru_width emb_dim
         embedding_dim word_embed_proj_dim backbone_hidden_size input_embedding_size output_embedding_size
+        adapter_in_dim adapter_out_dim adapter_input_size
     """,
     64: """
         intermediate_size n_inner ffn_hidden_size ffn_dim decoder_ffn_dim encoder_ffn_dim dff d_inner dim_ff
