@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rlcore_fsdp2.families.tiny import VOCAB_SIZE
+from rlcore_torchkit.testing.families.tiny import VOCAB_SIZE
 
 _SHARED_LAYERS = {
     "num_hidden_layers": 4,
