@@ -26,7 +26,9 @@ def _expert_part(name: str, part: int, num_parts: int, rows: int) -> HfTensor:
 
 
 def _in_turn(name: str, first: int, size: int, period: int) -> HfTensor:
-    return _named(name, 4 * size, tp_dim=0, place=Blocks(name="blocks", shape=(4 * period, WIDTH), first=first, size=size, period=period))
+    return _named(
+        name, 4 * size, tp_dim=0, place=Blocks(name="blocks", shape=(4 * period, WIDTH), first=first, size=size, period=period)
+    )
 
 
 SOURCES = {
@@ -36,7 +38,9 @@ SOURCES = {
     "gate and up": Source(parameter="fc1", tensors=tuple(_named(name, 8, tp_dim=0) for name in ("gate", "up"))),
     "columns": Source(parameter="fc2", tensors=(_named("down", 6, tp_dim=1),)),
     "not divided": Source(parameter="router", tensors=(_named("gate", 6),)),
-    "interleaved in a stack": Source(parameter="fc1", tensors=tuple(_expert_part(f"part{part}", part, 2, 8) for part in (0, 1))),
+    "interleaved in a stack": Source(
+        parameter="fc1", tensors=tuple(_expert_part(f"part{part}", part, 2, 8) for part in (0, 1))
+    ),
     "alone in a stack": Source(parameter="fc2", tensors=(_expert_part("down", 0, 1, 8),)),
     "in turn": Source(parameter="in_proj", tensors=(_in_turn("q", 0, 2, 6), _in_turn("v", 2, 4, 6))),
 }
