@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,6 @@
 """Runs of a parameter's elements: whatever part of it a rank holds, its blocks are the elements of the files' matrices."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -74,7 +75,7 @@ def test_blocks_hold_what_the_loader_put_there(name: str, size: int, cuts: list[
     for rank, parameter, matrices in parameters(source, size):
         flat = parameter.flatten()
         bounds = sorted({0, len(flat), *(cut for cut in cuts if cut < len(flat))})
-        for first, beyond in zip(bounds, bounds[1:], strict=False):
+        for first, beyond in itertools.pairwise(bounds):
             runs = element_runs(source, ParallelLayout(rank=rank, tensor=size, expert_tensor=size), first, beyond)
             assert [run.first for run in runs] == [first, *(run.beyond for run in runs[:-1])]
             assert runs[-1].beyond == beyond

@@ -1,5 +1,6 @@
 """Which rank has which matrix whole: the same plan on all ranks, in rounds of a bounded size."""
 
+import itertools
 from types import SimpleNamespace
 from unittest import mock
 
@@ -47,7 +48,7 @@ def test_every_block_is_sent_once_to_an_owner_that_holds_some_of_it(
             for number, shape in enumerate(shapes)
             if low < min(high, shape[0])
         ]
-        for low, high in zip(bounds, bounds[1:], strict=False)
+        for low, high in itertools.pairwise(bounds)
     ]
     group = PlayedGroup(everyone)
     ranks = [group.of(rank, most_elements) for rank in range(len(everyone))]
