@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from rlcore.spi import hookimpl
 from rlcore_conformance import TrainerConformance
 from rlcore_fsdp2.backend import Fsdp2Backend
+from rlcore_fsdp2.optimizer import Optimizer
 from rlcore_fsdp2.provider import PROVIDER
 from rlcore_torchkit.refit.digest import make_buckets
 
@@ -80,7 +81,7 @@ class ForgetsMoments(WrongTrainer):
     @hookimpl
     def load_state(self, request):
         result = super().load_state(request)
-        optimizer = next(value for value in vars(self).values() if isinstance(value, torch.optim.Optimizer))
+        optimizer = next(value for value in vars(self).values() if isinstance(value, Optimizer))
         optimizer.state.clear()
         return result
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,7 @@ def cases(num_ranks: int) -> dict[str, Callable[[Place], None]]:
                 )
     for architecture, spec in (("qwen3", "muon+8bit"), ("qwen3_moe", "muon+8bit")):
         having = [layout for layout in mine if architecture in layout.architectures]
-        for source, layout in zip(having, having[1:], strict=False):
+        for source, layout in pairwise(having):
             found[f"resume/{layout.name}-from-{source.name}/{architecture}/{spec}"] = partial(
                 check_resume, layout=layout, source=source.name, architecture=architecture, spec=spec
             )

@@ -3,15 +3,28 @@
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from fake_ranks import on_rank
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from rlcore.spi import OptimizerSpec
-from rlcore_fsdp2.optimizer import clip, local_norms, make_optimizer, squared_norm
+from rlcore_fsdp2.optimizer import Optimizer, clip, local_norms, squared_norm
+from rlcore_fsdp2.trained_parameters import TrainedParameter
+from rlcore_torchkit.optimizer.settings import tensor_settings
 
 SPEC = OptimizerSpec(learning_rate=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)
+
+
+def make_optimizer(model, spec):
+    members = [
+        TrainedParameter(
+            name=name, parameter=parameter, settings=tensor_settings(spec, name, tuple(parameter.shape), in_layers=False)
+        )
+        for name, parameter in model.named_parameters()
+    ]
+    return Optimizer(members, spec, torch.device("cpu"))
 
 
 def gradients_of(*shapes):
@@ -42,7 +55,7 @@ def test_steps_are_those_of_the_formula_and_vectors_do_not_decay():
     for step in steps:
         for parameter, gradient in zip(model.parameters(), step, strict=True):
             parameter.grad = gradient.clone()
-        optimizer.step()
+        optimizer.step(1.0)
     for parameter, right in zip(model.parameters(), expected, strict=True):
         np.testing.assert_allclose(parameter.detach().numpy(), right, rtol=1e-5, atol=1e-7)
 
@@ -53,9 +66,37 @@ def test_biases_of_all_experts_in_one_matrix_do_not_decay():
     for name in ("gate_up_proj", "gate_up_proj_bias"):
         model.register_parameter(name, nn.Parameter(torch.ones(2, 4)))
         model.get_parameter(name).grad = torch.zeros(2, 4)
-    make_optimizer(model, SPEC).step()
+    make_optimizer(model, SPEC).step(1.0)
     assert torch.equal(model.gate_up_proj_bias, torch.ones(2, 4))
     torch.testing.assert_close(model.gate_up_proj, torch.full((2, 4), 1 - SPEC.learning_rate * SPEC.weight_decay))
+
+
+def test_moments_in_8_bits_are_those_of_torchao():
+    """In rows of whole blocks; a vector, and a matrix with fewer than 4096 elements, keep float32."""
+    from torchao.optim.adam import single_param_adam
+    from torchao.optim.subclass_8bit import OptimState8bit
+
+    model = nn.Module()
+    for name, shape in {"large": (16, 512), "small": (8, 256), "vector": (8192,)}.items():
+        model.register_parameter(name, nn.Parameter(torch.ones(shape)))
+    spec = evolve(SPEC, moments="8bit")
+    optimizer = make_optimizer(model, spec)
+    expected = torch.ones(16, 512)
+    moments = [OptimState8bit.zeros((16, 512), signed, 256) for signed in (True, False)]
+    for number, gradient in enumerate(gradients_of((16, 512), (16, 512), (16, 512)), 1):
+        for parameter in model.parameters():
+            parameter.grad = gradient.flatten()[: parameter.numel()].view(parameter.shape).clone()
+        optimizer.step(1.0)
+        options = spec.learning_rate, *spec.betas, spec.weight_decay, spec.eps, True, False
+        single_param_adam(expected, gradient, torch.tensor(float(number)), *moments, None, *options)
+    torch.testing.assert_close(model.large.detach(), expected, rtol=0.0, atol=1e-6)
+    state = {name: optimizer.state[parameter] for name, parameter in model.named_parameters()}
+    assert {name: held["exp_avg"].dtype for name, held in state.items()} == {
+        "large": torch.uint8,
+        "small": torch.float32,
+        "vector": torch.float32,
+    }
+    assert state["large"]["exp_avg_sq_scale"].shape == (16, 2)
 
 
 def test_the_norm_is_that_of_all_gradients_together():

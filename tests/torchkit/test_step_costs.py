@@ -5,7 +5,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.spi import DeviceSpec
+from rlcore.spi import DeviceSpec, OptimizerSpec
 from rlcore_plan.devices import DEVICES
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.trainer.step_costs import (
@@ -22,6 +22,7 @@ from rlcore_torchkit.trainer.step_costs import (
     num_parameters,
     pass_seconds,
     refit_seconds,
+    state_bytes,
     update_seconds,
 )
 
@@ -220,3 +221,20 @@ def test_small_layers_wait_for_the_kernels_that_round() -> None:
     small = Tokens(number=64, squared=64.0, longest=1, per_microbatch=1)
     plain, narrow = (pass_seconds(DENSE, NARROW, small, Layout(float8=kind), trains=True) for kind in ("none", "all"))
     assert narrow / plain == pytest.approx((LAUNCHES + FLOAT8_LAUNCHES) / LAUNCHES)
+
+
+@pytest.mark.parametrize(
+    ("spec", "of_layers", "of_others"),
+    [
+        (OptimizerSpec(), 8, 8),
+        (OptimizerSpec(moments="8bit"), 2.03125, 2.03125),
+        (OptimizerSpec(name="muon"), 4, 8),
+        (OptimizerSpec(name="muon", moments="8bit"), 4, 2.03125),
+    ],
+)
+def test_state_is_of_two_moments_or_of_one_mean(spec, of_layers, of_others):
+    """Of Llama 3 8B: 32 layers of attention and an MLP, an embedding and a head."""
+    in_layers = 32 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 4096 * 14336)
+    others = 2 * 128256 * 4096
+    assert state_bytes(spec, DENSE) == pytest.approx(of_layers * in_layers + of_others * others)
+    assert state_bytes(spec, DENSE, 1e6) == pytest.approx(of_others * 1e6)

@@ -4,6 +4,7 @@ from rlcore_conformance.trainers.trainer_lifecycle import TrainerLifecycle
 from rlcore_conformance.trainers.trainer_lora import TrainerLora
 from rlcore_conformance.trainers.trainer_numerics import TrainerNumerics
 from rlcore_conformance.trainers.trainer_optimizer import TrainerOptimizer
+from rlcore_conformance.trainers.trainer_optimizer_kinds import TrainerOptimizerKinds
 from rlcore_conformance.trainers.trainer_ranks import TrainerRanks
 from rlcore_conformance.trainers.trainer_routing import TrainerRouting
 from rlcore_conformance.trainers.trainer_sampling_mask import TrainerSamplingMask
@@ -14,6 +15,7 @@ from rlcore_conformance.trainers.trainer_weights import TrainerWeights
 class TrainerConformance(
     TrainerNumerics,
     TrainerOptimizer,
+    TrainerOptimizerKinds,
     TrainerWeights,
     TrainerLifecycle,
     TrainerRouting,
@@ -35,5 +37,5 @@ class TrainerConformance(
     learning rate of 1e-3, which makes updates well visible), `tolerance` (in nats, by the dtype), `loss_path` (the probe loss
     in torch), `lora` (adapters of rank 3), `narrow_dtype` (one that it declares), `reference` (`transformers` on the CPU),
     `routed_model` (a tiny Qwen3-MoE) and `routed_reference`, `value_model` (a tiny Qwen3 with a head of values),
-    `value_reference` and `value_loss_path`.
+    `value_reference`, `value_loss_path` and `wide_model` (a tiny Qwen3 with matrices of 4096 elements).
     """

@@ -28,6 +28,7 @@ from rlcore_torchkit.huggingface.model_check import (
     routing_problems,
     trained_model_problems,
 )
+from rlcore_torchkit.huggingface.optimizer_check import optimizer_problems
 
 COMPILERS = ("g++", "clang++", "c++")
 """Compilers by which torch.compile builds its kernels' launchers."""
@@ -40,6 +41,7 @@ def check(context: CheckContext, config: Fsdp2Config) -> Sequence[Problem | Note
         *trained_model_problems(context, any_decoder=True),
         *_undescribed_problems(context, config),
         *lora_problems(context),
+        *optimizer_problems(context, "rlcore-fsdp2[8bit]"),
         *own_layout_problems(config, context.world_size, context.device, model_config(context)),
         *reference_problems(
             context, partial(reference_layout_problems, config, context.world_size, context.device), any_decoder=True

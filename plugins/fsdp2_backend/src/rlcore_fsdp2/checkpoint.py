@@ -222,8 +222,8 @@ def _check_complete(
             if found.get(key) != (tuple(promised[key]) if key in promised else None):
                 raise CheckpointError(
                     f"{directory / stem}.safetensors: found {found.get(key, 'nothing')} for {key}; "
-                    f"expected {promised.get(key, 'no such tensor')}. Resume from another checkpoint, or with the [optimizer] of "
-                    "the run that saved it"
+                    f"expected {promised.get(key, 'no such tensor')}. Resume from another checkpoint, or with the [optimizer] "
+                    "of the run that saved it"
                 )
 
 

@@ -2,10 +2,12 @@
 
 FSDP's ranks divide the matrices among themselves, and exchange the parts of as many at a time as there are ranks. Parts of the
 results come back in bfloat16. Tensor ranks gather their parts, and each computes the whole. Stacks of experts are divided by
-experts, so that a rank has whole matrices. Shapes: A rows and B columns of a parameter, a rows and b columns of this rank's part.
+experts, so that a rank has whole matrices.
+
+Shapes: A rows and B columns of a parameter, a rows and b columns of this rank's part.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,14 +44,19 @@ def update_whole(member: TrainedParameter, update: Tensor, rate: float, spec: Mu
 
 
 def update_divided(
-    members: Sequence[TrainedParameter], updates: Sequence[Tensor], rate: float, spec: MuonSpec, device: torch.device
+    members: Sequence[TrainedParameter],
+    update_of: Callable[[TrainedParameter], Tensor],
+    rate: float,
+    spec: MuonSpec,
+    device: torch.device,
 ) -> None:
-    """Update this rank's parts [a, b] of matrices of one mesh. A collective, which runs on `device`."""
+    """Update this rank's parts [a, b] of matrices of one mesh by `update_of` each: Muon's mean of the gradient [a, b]. A
+    collective, which runs on `device`."""
     mesh: Any = members[0].parameter.device_mesh
     group = mesh.get_group(FSDP)
     for first in range(0, len(members), group.size()):
         several = members[first : first + group.size()]
-        parts = [update.to(device) for update in updates[first : first + group.size()]]
+        parts = [update_of(member).to(device) for member in several]
         rows = [_rows_of_ranks(member.parameter, group.size()) for member in several]
         columns = [part.shape[1] for part in parts]
         sent = [part.numel() for part in parts] + [0] * (group.size() - len(parts))

@@ -78,19 +78,22 @@ class Optimizer:
         }
 
     def _muon_step(self, members: Sequence[TrainedParameter], rate: float) -> None:
-        divided: dict[Any, list[tuple[TrainedParameter, Tensor]]] = {}
+        divided: dict[Any, list[TrainedParameter]] = {}
         for member in members:
-            parameter, state = member.parameter, self.state[member.parameter]
-            state[STEP] += 1
-            update = momentum_update(local(parameter.grad), local(state[MOMENTUM]), self._muon)
+            parameter = member.parameter
             if isinstance(parameter, DTensor) and exchanges(parameter):
-                divided.setdefault(parameter.device_mesh, []).append((member, update))
+                divided.setdefault(parameter.device_mesh, []).append(member)
             else:
-                update_whole(member, update, rate, self._muon, self._device)
-        for pairs in divided.values():
+                update_whole(member, self._momentum_update(member), rate, self._muon, self._device)
+        for several in divided.values():
             # Of matrices that are exchanged together each rank updates one: those of like size belong together.
-            pairs.sort(key=lambda pair: pair[0].parameter.numel())
-            update_divided(*zip(*pairs, strict=True), rate, self._muon, self._device)
+            several.sort(key=lambda member: member.parameter.numel())
+            update_divided(several, self._momentum_update, rate, self._muon, self._device)
+
+    def _momentum_update(self, member: TrainedParameter) -> Tensor:
+        state = self.state[member.parameter]
+        state[STEP] += 1
+        return momentum_update(local(member.parameter.grad), local(state[MOMENTUM]), self._muon)
 
     def _adamw_step(self, members: Sequence[TrainedParameter], moments: Sequence[list[Tensor]], rate: float) -> None:
         settings = members[0].settings

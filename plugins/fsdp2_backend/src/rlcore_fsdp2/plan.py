@@ -15,7 +15,7 @@ from rlcore_fsdp2.config import MOST_HELD, Fsdp2Config
 from rlcore_fsdp2.layout_check import layout_problems
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import find_architecture
-from rlcore_torchkit.trainer.step_costs import Layout, layer_parameters, num_microbatches, num_parameters
+from rlcore_torchkit.trainer.step_costs import Layout, layer_parameters, num_microbatches, num_parameters, state_bytes
 from rlcore_torchkit.trainer.trainer_plan import crossing, planned_model, sent_copies, tokens_of, trainer_seconds
 
 SIZES = ("tensor_parallel", "context_parallel", "expert_parallel")
@@ -132,12 +132,13 @@ def memory_of(context: PlanContext, dims: ModelDims, reference: ModelDims | None
     shards = context.world_size // config.replicate
     total = num_parameters(dims)
     trained = _num_trained(context, dims)
+    state = state_bytes(context.optimizer, dims, trained) / shards
     if trained is None:
         trained = total
-        weights, state = 4 * total / shards, 8 * total / shards
+        weights = 4 * total / shards
         gathered = 0.0 if item == 4 else item * total  # the one rounded copy of a single rank
     else:
-        weights, state, gathered = item * total / shards, 8 * trained / shards, 0.0
+        weights, gathered = item * total / shards, 0.0
     if shards > 1:
         gathered = item * _in_use(dims, config)
     gradients = 4 * trained / shards

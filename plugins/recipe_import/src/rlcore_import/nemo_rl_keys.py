@@ -2,6 +2,7 @@
 
 from rlcore_import.nemo_rl_dropped_keys import DROPPED as DROPPED
 from rlcore_import.nemo_rl_dropped_keys import OPEN_TABLES as OPEN_TABLES
+from rlcore_import.optimizers import MUON_KEYS
 from rlcore_import.source import of_each
 
 
@@ -113,7 +114,7 @@ MAPPED: dict[str, str] = {
     "policy.dynamic_batching.enabled": "no key: sequences are always packed",
     "policy.dynamic_batching.train_mb_tokens": "training.max_tokens_per_microbatch",
     "policy.max_grad_norm": "optimizer.max_grad_norm; 0.0 if null",
-    "policy.optimizer.name": "no key if AdamW",
+    "policy.optimizer.name": 'no key if AdamW; optimizer.moments = "8bit" if AdamW8bit; optimizer.name = "muon" if Muon',
     "policy.optimizer.kwargs.lr": "optimizer.learning_rate",
     "policy.optimizer.kwargs.betas": "optimizer.betas",
     "policy.optimizer.kwargs.eps": "optimizer.eps",
@@ -142,7 +143,9 @@ MAPPED: dict[str, str] = {
     "policy.megatron_cfg.fp8_cfg.enabled": "trainer.megatron.fp8",
     "policy.megatron_cfg.fp8_cfg.fp8_recipe": "trainer.megatron.transformer.fp8_recipe",
     "policy.megatron_cfg.distributed_data_parallel_config.grad_reduce_in_fp32": "trainer.megatron.ddp.grad_reduce_in_fp32",
-    "policy.megatron_cfg.optimizer.optimizer": 'no key if "adam"',
+    "policy.megatron_cfg.optimizer.optimizer": 'no key if "adam"; optimizer.name = "muon" if "muon" or "dist_muon"',
+    **{f"policy.megatron_cfg.optimizer.{key}": meaning for key, meaning in MUON_KEYS.items()},
+    "policy.megatron_cfg.optimizer.muon_use_nesterov": "optimizer.muon.nesterov",
     "policy.megatron_cfg.optimizer.lr": "optimizer.learning_rate",
     "policy.megatron_cfg.optimizer.min_lr": "schedule.min_learning_rate_ratio, with a decay",
     "policy.megatron_cfg.optimizer.weight_decay": "optimizer.weight_decay",

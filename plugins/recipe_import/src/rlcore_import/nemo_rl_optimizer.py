@@ -6,9 +6,9 @@ NeMo-RL counts the lengths of a schedule in training steps, rlcore in optimizer 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlcore_import.optimizers import import_kind, import_megatron_muon
 from rlcore_import.source import Source
 
-ADAMW = ("adamw", "fusedadam")
 KEYWORDS: Mapping[str, frozenset[str]] = {
     "ConstantLR": frozenset({"factor", "total_iters"}),
     "LinearLR": frozenset({"start_factor", "end_factor", "total_iters"}),
@@ -33,8 +33,7 @@ def import_optimizer(source: Source, values: dict[str, Any], updates: int) -> No
 
 def _torch(source: Source, values: dict[str, Any], updates: int) -> None:
     prefix = "policy.optimizer"
-    if not source.text(f"{prefix}.name", "torch.optim.AdamW").lower().endswith(ADAMW):
-        source.report(f"{prefix}.name", "AdamW is the only optimizer")
+    import_kind(source, values, f"{prefix}.name", "torch.optim.AdamW")
     rate = source.number(f"{prefix}.kwargs.lr", 1e-6, least=0)
     _require_rate(source, f"{prefix}.kwargs.lr", rate)
     values["optimizer.learning_rate"] = rate
@@ -132,8 +131,8 @@ def _decay(source: Source, values: dict[str, Any], name: str, given: Mapping[str
 
 def _megatron(source: Source, values: dict[str, Any], updates: int) -> None:
     prefix, schedule = "policy.megatron_cfg.optimizer", MEGATRON
-    if source.text(f"{prefix}.optimizer", "adam") != "adam":
-        source.report(f"{prefix}.optimizer", "AdamW is the only optimizer")
+    import_kind(source, values, f"{prefix}.optimizer", "adam")
+    import_megatron_muon(source, values, prefix, "muon_use_nesterov")
     rate, least = source.number(f"{prefix}.lr", 1e-6, least=0), source.number(f"{prefix}.min_lr", 0.0, least=0)
     _require_rate(source, f"{prefix}.lr", rate)
     values["optimizer.learning_rate"] = rate

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rlcore_import.optimizers import MUON_KEYS
 from rlcore_import.source import of_each
 from rlcore_import.verl_rows import ACTOR, CORRECTION, MODEL, POLICY_LOSS, ROLLOUT, ROWS
 
@@ -122,6 +123,16 @@ MAPPED: dict[str, str] = {
     f"{ACTOR}.torchtitan.expert_parallel_size": "trainer.fsdp2.expert_parallel",
     f"{ACTOR}.torchtitan.data_parallel_replicate_size": "trainer.fsdp2.replicate",
     f"{ACTOR}.torchtitan.pipeline_parallel_size": "no key if 1",
+    **of_each(
+        [f"{ACTOR}.optim"],
+        {
+            "optimizer": 'no key if AdamW; optimizer.moments = "8bit" if AdamW8bit; optimizer.name = "muon" if Muon',
+            "name": "the same, with torchtitan",
+            **MUON_KEYS,
+            "muon_nesterov": "optimizer.muon.nesterov",
+            "muon_match_adamw_update_rms": "optimizer.muon.scale",
+        },
+    ),
     f"{ACTOR}.optim.lr": "optimizer.learning_rate",
     f"{ACTOR}.optim.weight_decay": "optimizer.weight_decay",
     f"{ACTOR}.optim.betas": "optimizer.betas, except with megatron, where verl does not read it",

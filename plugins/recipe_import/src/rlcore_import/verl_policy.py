@@ -6,6 +6,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from rlcore_import.optimizers import import_kind, import_megatron_muon
 from rlcore_import.source import Source
 from rlcore_import.verl_keys import ENGINES
 from rlcore_import.verl_rows import ACTOR, MODEL, ROLLOUT
@@ -155,8 +156,9 @@ def _targets(source: Source, key: str, names: Iterable[Any]) -> list[str]:
 
 
 def import_optimizer(source: Source, values: dict[str, Any]) -> None:
-    """Import AdamW, and the schedule of its rate."""
+    """Import the optimizer, and the schedule of its rate."""
     prefix = f"{ACTOR}.optim"
+    _kind(source, values, prefix)
     values["optimizer.learning_rate"] = source.number(f"{prefix}.lr", 1e-6, above=0)
     values["optimizer.weight_decay"] = decay = source.number(f"{prefix}.weight_decay", 0.01, least=0)
     if decay and engine_of(source) is not _MEGATRON and "lora.rank" not in values:
@@ -178,6 +180,22 @@ def import_optimizer(source: Source, values: dict[str, Any]) -> None:
     if None not in clips and clips[0] != clips[1]:
         source.report(keys[1], f"{keys[0]} counts: {clips[0]:g}")
     _schedule(source, values, prefix)
+
+
+def _kind(source: Source, values: dict[str, Any], prefix: str) -> None:
+    """Import AdamW, its moments in 8 bits, or Muon with Megatron-Core's options."""
+    key = f"{prefix}.name" if source.look(f"{prefix}.optimizer") is None else f"{prefix}.optimizer"
+    import_kind(source, values, key, "AdamW")
+    source.ignore(f"{prefix}.name", f"{prefix}.optimizer")
+    if values.get("optimizer.moments") == "8bit" and source.look(f"{prefix}.optimizer_impl") == "torchao.optim":
+        source.ignore(f"{prefix}.optimizer_impl")
+    import_megatron_muon(source, values, prefix, "muon_nesterov")
+    matches = source.flag(f"{prefix}.muon_match_adamw_update_rms")
+    if matches and values.get("optimizer.name") == "muon":
+        values["optimizer.muon.scale"] = "match_rms_adamw"
+    if "critic.learning_rate" in values:
+        values |= {"critic.name": "adamw"} if "optimizer.name" in values else {}
+        values |= {"critic.moments": "float32"} if "optimizer.moments" in values else {}
 
 
 def _schedule(source: Source, values: dict[str, Any], prefix: str) -> None:

@@ -109,8 +109,8 @@ def _optimizer(prefix: str) -> tuple[Dropped, ...]:
     return (
         *same(prefix, CLASS, "_target_"),
         *same(prefix, "the run's steps, which verl's trainer puts here", "total_training_steps"),
-        *differs(prefix, "AdamW is the only optimizer", "optimizer name", "AdamW", "adamw", "adam"),
-        *differs(prefix, "AdamW is the only optimizer", "optimizer_impl", "torch.optim"),
+        *differs(prefix, "a critic's own is critic.name or critic.moments", "optimizer name", "AdamW", "adamw", "adam"),
+        *differs(prefix, "AdamW and Muon are torch's, moments in 8 bits torchao's", "optimizer_impl", "torch.optim"),
         *differs(
             prefix,
             "trainer.megatron.optimizer takes Megatron's keys; AdamW has no others under fsdp2",
@@ -128,7 +128,7 @@ def _optimizer(prefix: str) -> tuple[Dropped, ...]:
         *differs(prefix, "the schedule is the recipe's", "use_checkpoint_opt_param_scheduler"),
         *same(
             prefix,
-            "of the optimizer muon, which is not here",
+            "of Muon, whose options here are those of optimizer.muon",
             "use_layer_wise_distributed_optimizer muon_momentum muon_nesterov muon_split_qkv muon_scale_mode "
             "muon_coefficient_type muon_num_ns_steps muon_tp_mode muon_fp32_matmul_prec muon_extra_scale_factor "
             "muon_scalar_optimizer muon_match_adamw_update_rms",

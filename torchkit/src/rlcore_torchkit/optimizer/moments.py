@@ -12,8 +12,8 @@ from attrs import frozen
 from torch import Tensor
 from torch.nn import functional as F
 
-BLOCK = 256
-"""Elements that share a scale."""
+from rlcore_torchkit.optimizer.settings import BLOCK
+
 _LEAST = 1e-12
 """The least scale that values are divided by, as torchao's."""
 

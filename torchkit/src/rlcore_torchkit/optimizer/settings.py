@@ -11,6 +11,8 @@ from attrs import frozen
 from rlcore.spi.context import OptimizerGroup, OptimizerSpec
 from rlcore.spi.errors import Problem
 
+BLOCK = 256
+"""Elements of a row that share the scale of a moment in 8 bits."""
 LEAST_8BIT = 4096
 """Elements of the smallest tensor whose moments are kept in 8 bits."""
 _NOT_IN_LAYERS = ("embed", "lm_head", "shared_head.head", "conv")

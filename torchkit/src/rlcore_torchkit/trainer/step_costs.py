@@ -9,8 +9,9 @@ from typing import Literal, TypeAlias
 
 from attrs import frozen
 
-from rlcore.spi import DeviceSpec
+from rlcore.spi import DeviceSpec, OptimizerSpec
 from rlcore_torchkit.architectures.dims import ModelDims
+from rlcore_torchkit.optimizer.settings import BLOCK
 
 PRODUCTS = 0.69
 """Share of the peak in matrix products: 677 TFLOP/s of 989 in updates of 8B, 715 in those of 1.5B."""
@@ -122,6 +123,19 @@ def layer_parameters(dims: ModelDims) -> tuple[float, float]:
 def num_parameters(dims: ModelDims) -> float:
     """Count all parameters but norms and biases, a thousandth of the whole."""
     return sum(layer_parameters(dims)) + (1 if dims.tied else 2) * dims.vocab_size * dims.hidden_size
+
+
+def state_bytes(spec: OptimizerSpec, dims: ModelDims, num_trained: float | None = None) -> float:
+    """Bytes of the optimizer's state without masters: of all parameters, or of adapters' `num_trained`.
+
+    Embeddings and heads are what AdamW trains beside Muon; groups are left out.
+    """
+    of_moments = 8.0 if spec.moments == "float32" else 2 * (1 + 4 / BLOCK)
+    if num_trained is not None:
+        return of_moments * num_trained
+    in_layers = sum(layer_parameters(dims))
+    of_layers = 4.0 if spec.name == "muon" else of_moments
+    return of_layers * in_layers + of_moments * (num_parameters(dims) - in_layers)
 
 
 def active_parameters(dims: ModelDims) -> float:
