@@ -76,12 +76,12 @@ MIXED = ("mixed",)
 LAYOUTS = (
     _layout("one", 1, {}, qwen2=ALL, qwen3_moe=ALL, deepseek_v3=MIXED, qwen3_5_text=("muon",), gpt_oss=("muon",)),
     _layout("dp2", 2, {}, qwen2=ALL, qwen3_moe=MIXED, gpt_oss=("muon",)),
-    _layout("tp2", 2, {"tensor": 2}, qwen2=ALL, qwen3_moe=MIXED, deepseek_v3=MIXED, qwen3_5_text=("muon",)),
+    _layout("tp2", 2, {"tensor": 2}, qwen2=ALL, qwen3_moe=MIXED, deepseek_v3=MIXED, qwen3_5_text=("muon",), gpt_oss=("muon",)),
     _layout("pp2", 2, {"pipeline": 2}, qwen2=MIXED, qwen3_moe=MIXED),
     _layout("pp2xvpp2", 2, {"pipeline": 2, "virtual_pipeline": 2}, qwen2=MIXED),
     _layout("cp2", 2, {"context": 2}, qwen2=MIXED, qwen3_moe=MIXED),
     _layout("ep2", 2, {"expert": 2}, qwen3_moe=ALL, gpt_oss=("muon",)),
-    _layout("etp2", 2, {"tensor": 2, "expert_tensor": 2}, qwen3_moe=MIXED, gpt_oss=("muon",)),
+    _layout("etp2", 2, {"tensor": 2, "expert_tensor": 2}, qwen3_moe=MIXED),
     _layout("tp2xdp2", 4, {"tensor": 2}, qwen2=ALL, qwen3_moe=MIXED),
     _layout("tp4", 4, {"tensor": 4}, qwen2=MIXED),  # of two key heads
     _layout("tp2xpp2", 4, {"tensor": 2, "pipeline": 2}, qwen3_moe=MIXED),

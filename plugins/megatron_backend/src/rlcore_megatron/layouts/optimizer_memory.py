@@ -6,9 +6,10 @@ from typing import Any
 from rlcore.spi import OptimizerSpec
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.setup.config import has_tensor_settings
+from rlcore_torchkit.optimizer.settings import BLOCK
 
-MOMENT_BYTES = {"float32": 8.0, "8bit": 2 * (1 + 4 / 256)}
-"""AdamW's two moments of a parameter; in 8 bits 256 of them share a float32 scale."""
+MOMENT_BYTES = {"float32": 8.0, "8bit": 2 * (1 + 4 / BLOCK)}
+"""AdamW's two moments of a parameter; in 8 bits those of a block share a float32 scale."""
 MOMENTUM_BYTES = 4.0
 """Muon's running mean of the gradient, of a parameter."""
 STEP_ELEMENTS = 2**28

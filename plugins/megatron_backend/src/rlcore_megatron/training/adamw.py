@@ -14,8 +14,8 @@ from torch.optim.adamw import adamw
 from rlcore_megatron.layouts.optimizer_memory import DECODED_ELEMENTS
 from rlcore_megatron.training.shard_elements import Elements, ShardElements
 from rlcore_megatron.training.shard_states import CODES, MOMENTS, SCALES, ShardStates
-from rlcore_torchkit.optimizer.moments import BLOCK, Columns, decode, encode
-from rlcore_torchkit.optimizer.settings import TensorSettings
+from rlcore_torchkit.optimizer.moments import Columns, decode, encode
+from rlcore_torchkit.optimizer.settings import BLOCK, TensorSettings
 
 
 @frozen(kw_only=True, eq=False)
