@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from rlcore.spi import CheckContext, LoraSpec, ModelSpec, Note
+from rlcore.spi import CheckContext, LoraSpec, ModelSpec, Note, OptimizerGroup, OptimizerSpec
 from rlcore_fsdp2.check import check
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_torchkit.testing.image_models import make_image_model
@@ -30,6 +30,25 @@ def test_compiling_needs_a_compiler(context, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert [problem.path for problem in check(context, config)] == ["trainer.fsdp2.compile_layers"]
     assert list(check(context, Fsdp2Config())) == []
+
+
+def test_groups_name_tensors_of_the_files(context):
+    groups = (OptimizerGroup(parameters=("*.q_proj.weight",), learning_rate=0.1), OptimizerGroup(parameters=("score.*",)))
+    found = check(evolve(context, optimizer=OptimizerSpec(groups=groups)), Fsdp2Config())
+    assert [problem.path for problem in found] == ["optimizer.groups[1].parameters"]
+    sound = evolve(context, optimizer=OptimizerSpec(groups=groups), head="value")
+    assert list(check(sound, Fsdp2Config())) == []
+    alone = evolve(context, optimizer=OptimizerSpec(groups=groups), needs_policy=False, needs_reference=True)
+    assert list(check(alone, Fsdp2Config())) == []
+
+
+def test_moments_in_8_bits_need_torchao(context, monkeypatch):
+    eight_bit = evolve(context, optimizer=OptimizerSpec(moments="8bit"))
+    assert list(check(eight_bit, Fsdp2Config())) == []
+    monkeypatch.setattr("rlcore_torchkit.optimizer.settings.find_spec", lambda name: None)
+    (problem,) = check(eight_bit, Fsdp2Config())
+    assert problem.path == "optimizer.moments"
+    assert "rlcore-fsdp2[8bit]" in problem.remedy
 
 
 def test_adapters_are_not_beside_layers_of_float8(context, monkeypatch):

@@ -170,3 +170,43 @@ def test_weight_decay_is_that_of_matrices(tmp_path: Path) -> None:
 def test_what_no_optimizer_can_have_is_refused(tmp_path: Path, overrides: list[str], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         grpo(tmp_path, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("torch.optim.AdamW", {}),
+        ("torchao.optim.AdamW8bit", {"optimizer.moments": "8bit"}),
+        ("torch.optim.Muon", {"optimizer.name": "muon"}),
+    ],
+)
+def test_name_of_a_class_is_its_kind(tmp_path: Path, name: str, expected: dict[str, str]) -> None:
+    found = grpo(tmp_path, f"policy.optimizer.name={name}")
+    assert {key: found.values.get(key) for key in expected} == expected
+    assert "policy.optimizer.name" not in reported(found)
+
+
+def test_another_optimizer_is_reported(tmp_path: Path) -> None:
+    assert "policy.optimizer.name" in reported(grpo(tmp_path, "policy.optimizer.name=torch.optim.SGD"))
+
+
+@pytest.mark.parametrize(
+    ("options", "scale", "is_reported"),
+    [
+        ("muon_scale_mode: spectral, muon_extra_scale_factor: 0.2", "match_rms_adamw", False),
+        ("muon_scale_mode: shape_scaling", "original", False),
+        ("muon_scale_mode: unit_rms_norm", "match_rms_adamw", True),
+    ],
+)
+def test_muon_of_megatron_has_its_options(tmp_path: Path, options: str, scale: str, is_reported: bool) -> None:
+    optimizer = f"{{optimizer: muon, lr: 1e-6, weight_decay: 0.1, muon_momentum: 0.9, muon_num_ns_steps: 6, {options}}}"
+    found = grpo(tmp_path, f"policy.megatron_cfg={{enabled: true, optimizer: {optimizer}}}")
+    section = "optimizer.muon."
+    assert {key.removeprefix(section): value for key, value in found.values.items() if key.startswith(section)} == {
+        "momentum": 0.9,
+        "nesterov": True,
+        "newton_schulz_steps": 6,
+        "scale": scale,
+    }
+    assert found.values["optimizer.name"] == "muon"
+    assert ("policy.megatron_cfg.optimizer.muon_scale_mode" in reported(found)) is is_reported

@@ -101,6 +101,28 @@ def test_what_changes_the_rate_or_the_optimizer_is_reported(read: Read, options:
     assert any(f"{ACTOR}.optim.{name}" in key for key in keys for name in options)
 
 
+def test_moments_of_torchao_are_in_8_bits(read: Read) -> None:
+    found = read(*optim(optimizer="AdamW8bit", optimizer_impl="torchao.optim"))
+    assert found.values["optimizer.moments"] == "8bit"
+    assert not {f"{ACTOR}.optim.optimizer", f"{ACTOR}.optim.optimizer_impl"} & reported(found)
+
+
+@pytest.mark.parametrize(
+    ("options", "scale", "keys"),
+    [
+        ({}, "match_rms_adamw", {"muon_scale_mode"}),
+        ({"muon_extra_scale_factor": 0.2, "muon_tp_mode": "duplicated"}, "match_rms_adamw", set()),
+        ({"muon_scale_mode": "shape_scaling", "muon_split_qkv": "false"}, "original", {"muon_split_qkv"}),
+    ],
+)
+def test_muon_is_muon(read: Read, options: dict[str, Any], scale: str, keys: set[str]) -> None:
+    found = read(f"{ACTOR}.strategy=megatron", *optim(optimizer="muon", muon_nesterov="true", **options))
+    assert (found.values["optimizer.name"], found.values["optimizer.muon.scale"]) == ("muon", scale)
+    different = {one.key for one in found.unmapped if one.changes_meaning}
+    assert {f"{ACTOR}.optim.{key}" for key in keys} == {key for key in different if "muon" in key}
+    assert "optimizer.muon.scale" not in read(*optim(**options)).values
+
+
 @pytest.mark.parametrize(
     ("options", "key"),
     [

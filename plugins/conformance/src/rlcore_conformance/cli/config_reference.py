@@ -80,8 +80,8 @@ def reference(sections: Sections) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _sections(path: str, tp: object) -> Iterator[str]:
-    """A class's table, then those of the classes nested in it."""
+def _sections(path: str, tp: object, brackets: str = "[{}]") -> Iterator[str]:
+    """A class's table, then those of the classes nested in it; `brackets` of its heading."""
     cls = types.table_class(tp)
     if cls is None:
         return
@@ -89,14 +89,16 @@ def _sections(path: str, tp: object) -> Iterator[str]:
     plain = {name: field for name, field in rows.items() if types.table_class(field.type) is None}
     note = _first_line(cls)
     if plain or note:
-        yield f"## `[{path}]`\n"
+        yield f"## `{brackets.format(path)}`\n"
         if note:
             yield f"{note}\n"
     if plain:
         yield from _table(cls, plain)
     for name, field in rows.items():
         for item in filter(types.is_attrs, types.innermost(field.type)):
-            if name in plain:  # a table of tables
+            if name in plain and any(map(types.is_array, (field.type, *types.alternatives(field.type)))):
+                yield from _sections(f"{path}.{name}", item, "[[{}]]")
+            elif name in plain:  # a table of tables
                 yield from _sections(f"{path}.{name}.NAME", item)
         if name not in plain:
             if doc := describe.docs(cls)[name]:

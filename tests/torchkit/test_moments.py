@@ -1,0 +1,50 @@
+"""Moments in 8 bits against torchao's, and in parts of rows against whole ones."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from rlcore_torchkit.optimizer.moments import Columns, decode, encode
+
+
+def values_of(*shape):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(shape, generator=generator) * 10.0 ** torch.randint(-6, 2, shape, generator=generator)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_whole_blocks_are_those_of_torchao(signed):
+    from torchao.optim.subclass_8bit import OptimState8bit
+
+    values = values_of(6, 512) if signed else values_of(6, 512).abs()
+    expected = OptimState8bit.zeros((6, 512), signed, 256)
+    expected.copy_(values)
+    columns = Columns(first=0, stop=512, width=512)
+    scales = columns.scales(values)
+    codes = encode(values, scales, columns, signed=signed)
+    assert torch.equal(codes, expected.codes)
+    torch.testing.assert_close(scales.flatten(), expected.scale)
+    assert torch.equal(decode(codes, scales, columns, signed=signed), expected.dequantize())
+
+
+@pytest.mark.parametrize("cuts", [(0, 700), (0, 256, 700), (0, 100, 300, 301, 700), (0, 0, 512, 700)])
+def test_parts_of_rows_have_the_codes_of_whole_rows(cuts):
+    values, whole = values_of(2, 3, 700), Columns(first=0, stop=700, width=700)
+    scales = whole.scales(values)
+    expected = encode(values, scales, whole, signed=True)
+    parts = [Columns(first=first, stop=stop, width=700) for first, stop in pairwise(cuts)]
+    shared = torch.stack([part.scales(values[..., part.first : part.stop]) for part in parts]).amax(0)
+    assert torch.equal(shared, scales)
+    found = [encode(values[..., part.first : part.stop], shared, part, signed=True) for part in parts]
+    assert torch.equal(torch.cat(found, -1), expected)
+
+
+def test_nothing_stays_nothing():
+    columns = Columns(first=0, stop=300, width=300)
+    scales = columns.scales(torch.zeros(2, 300))
+    assert scales.shape == (2, 2)
+    for signed in (True, False):
+        codes = encode(torch.zeros(2, 300), scales, columns, signed=signed)
+        assert decode(codes, scales, columns, signed=signed).abs().max() == 0.0
+        assert decode(torch.zeros_like(codes), scales, columns, signed=signed).abs().max() == 0.0
