@@ -3,20 +3,21 @@
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from attrs import asdict, evolve, field, frozen
 from comparing import Comparing
+from file_optimizer import expected_steps
 from fsdp2_support import ALPHABET, make_batch
+from megatron_checkpoint_cases import SAVE_AFTER, assert_equal, load, save, state_of
 from megatron_families import make_own
 from megatron_support import exported, make_backend, split, step_request
-from optimizer_reference import expected_steps
+from optimizer_reference import differences, use_exact_iterations
 from rank_launch import run_rows
-from torch import Tensor
 
-from rlcore.spi import CloseRequest, MuonSpec, OptimizerGroup, OptimizerSpec
+from rlcore.spi import CloseRequest, MuonSpec, OptimizerGroup, OptimizerSpec, TrainStepResult
+from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_torchkit.testing.models import make_model
 
@@ -27,7 +28,7 @@ LATENT, IN_TURN, SINKS = "deepseek_v3", "qwen3_5_text", "gpt_oss"
 """Narrow projections that each tensor rank holds whole; tensors whose rows several parameters share; experts in stacks whose
 gates and columns take turns."""
 BASE = OptimizerSpec(learning_rate=1e-3, weight_decay=0.1, eps=1e-5)
-QUERIES = OptimizerGroup(parameters=("*.q_proj.weight", "*.mlp.gate_proj.weight"), learning_rate=5e-3, betas=(0.8, 0.9))
+QUERIES = OptimizerGroup(parameters=("*.q_*proj.weight", "*.gate_proj.weight"), learning_rate=5e-3, betas=(0.8, 0.9))
 """A part of a parameter that Megatron fuses."""
 KINDS: Mapping[str, OptimizerSpec] = {
     "muon": evolve(BASE, name="muon"),
@@ -44,9 +45,9 @@ KINDS: Mapping[str, OptimizerSpec] = {
     "8bit": evolve(BASE, moments="8bit", groups=(QUERIES,)),
     "groups": evolve(BASE, groups=(QUERIES, OptimizerGroup(parameters=("*",), weight_decay=0.3))),
 }
-BOUNDS = {"muon": 2e-2, "mixed": 2e-2, "8bit": 2e-2, "groups": 1e-3}
-"""Most L2 norm of what a tensor differs by, in relation to what the steps change it by. Muon rounds to bfloat16, and codes of 8
-bits are as coarse: a gradient's last bit decides between two of them."""
+BOUNDS = {"muon": 2e-3, "mixed": 0.04, "8bit": 0.04, "groups": 2e-3}
+"""Most L2 norm of what a tensor differs by, in relation to what the steps change it by. A moment of 8 bits that rounding lifts
+to the next code changes by up to 12%."""
 
 
 @frozen(kw_only=True)
@@ -75,12 +76,12 @@ MIXED = ("mixed",)
 LAYOUTS = (
     _layout("one", 1, {}, qwen2=ALL, qwen3_moe=ALL, deepseek_v3=MIXED, qwen3_5_text=("muon",), gpt_oss=("muon",)),
     _layout("dp2", 2, {}, qwen2=ALL, qwen3_moe=MIXED, gpt_oss=("muon",)),
-    _layout("tp2", 2, {"tensor": 2}, qwen2=ALL, qwen3_moe=MIXED, deepseek_v3=MIXED, qwen3_5_text=("muon",)),
+    _layout("tp2", 2, {"tensor": 2}, qwen2=ALL, qwen3_moe=MIXED, deepseek_v3=MIXED, qwen3_5_text=("muon",), gpt_oss=("muon",)),
     _layout("pp2", 2, {"pipeline": 2}, qwen2=MIXED, qwen3_moe=MIXED),
     _layout("pp2xvpp2", 2, {"pipeline": 2, "virtual_pipeline": 2}, qwen2=MIXED),
     _layout("cp2", 2, {"context": 2}, qwen2=MIXED, qwen3_moe=MIXED),
     _layout("ep2", 2, {"expert": 2}, qwen3_moe=ALL, gpt_oss=("muon",)),
-    _layout("etp2", 2, {"tensor": 2, "expert_tensor": 2}, qwen3_moe=MIXED, gpt_oss=("muon",)),
+    _layout("etp2", 2, {"tensor": 2, "expert_tensor": 2}, qwen3_moe=MIXED),
     _layout("tp2xdp2", 4, {"tensor": 2}, qwen2=ALL, qwen3_moe=MIXED),
     _layout("tp4", 4, {"tensor": 4}, qwen2=MIXED),  # of two key heads
     _layout("tp2xpp2", 4, {"tensor": 2, "pipeline": 2}, qwen3_moe=MIXED),
@@ -130,14 +131,21 @@ class Place(Launch, Comparing):
 
     rank: int
 
+    def backend(self, layout: Layout, architecture: str, kind: str) -> MegatronBackend:
+        where = {"rank": self.rank, "world_size": self.num_ranks, "local_rank": self.rank, "rendezvous": "env://"}
+        return make_backend(model_of(self.root, architecture), config=layout.config(), optimizer=KINDS[kind], **where)
+
+    def saved(self, layout: str, architecture: str, kind: str) -> Path:
+        return self.root / "saved" / f"{layout}-{architecture}-{kind}"
+
 
 def model_of(root: Path, architecture: str) -> Path:
     """A directory of the model, made where it is not there."""
     directory = root / "models" / architecture
     if not directory.exists():
         if architecture in (DENSE, MOE):
-            # Rows of 384 elements in the dense one, of which tensor ranks cut the first block.
-            size = 128 if architecture == DENSE else 64
+            # Rows of 288 elements in the dense one, of which tensor ranks cut the first block.
+            size = 96 if architecture == DENSE else 32
             num_layers = 4 if architecture == DENSE else 2
             make_model(directory, architecture, hidden_size=size, num_layers=num_layers, alphabet=ALPHABET)
         else:
@@ -154,39 +162,58 @@ def expectation(root: Path, architecture: str, kind: str) -> Path:
     return file
 
 
-def check_parity(place: Place, layout: Layout, architecture: str, kind: str) -> None:
-    """Three steps end at the weights of torch's own optimizers."""
-    where = {"rank": place.rank, "world_size": place.num_ranks, "local_rank": place.rank, "rendezvous": "env://"}
-    model, expected = model_of(place.root, architecture), loaded(expectation(place.root, architecture, kind))
-    backend = make_backend(model, config=layout.config(), optimizer=KINDS[kind], **where)
-    mine = list(range(backend.layout.data_parallel_rank, NUM_SEQUENCES, backend.layout.data_parallel_size))
-    for version, batch in enumerate(BATCHES):
-        result = backend.train_step(step_request(split(batch, [mine[:1], mine[1:]]), batch.counts(), version))
+def check(place: Place, layout: Layout, architecture: str, kind: str) -> None:
+    """Three steps end at the weights of torch's own optimizers, and a checkpoint before the last one goes on likewise."""
+    expected, backend = loaded(expectation(place.root, architecture, kind)), place.backend(layout, architecture, kind)
+    for version in range(NUM_STEPS):
+        if version == SAVE_AFTER:
+            save(backend, place.saved(layout.name, architecture, kind))
+        result = step(backend, version)
         with place.comparing():
-            # The first step's figures are before any update.
-            most = 1e-5 if version == 0 else 1e-2
+            most = 1e-5 if version == 0 else BOUNDS[kind]  # the first step's figures are before any update
             assert abs(result.loss - expected["losses"][version]) < most * max(1.0, abs(expected["losses"][version]))
             assert abs(result.grad_norm - expected["norms"][version]) < most * max(1.0, expected["norms"][version])
+    weights = exported(backend, NUM_STEPS)
     with place.comparing():
-        assert_changes(exported(backend, NUM_STEPS), expected, BOUNDS[kind])
+        errors = differences(weights, expected["weights"], expected["before"])
+        assert {name: error for name, error in errors.items() if not error <= BOUNDS[kind]} == {}
+    load(backend, place.saved(layout.name, architecture, kind))
+    step(backend, SAVE_AFTER)
+    again = exported(backend, NUM_STEPS)
+    with place.comparing():
+        assert [name for name, tensor in weights.items() if not torch.equal(tensor, again[name])] == []
+    check_resumed(place, layout, architecture, kind, backend)
     backend.close(CloseRequest())
 
 
-def assert_changes(found: Mapping[str, Tensor], expected: Mapping[str, Any], most: float) -> None:
-    """Compare what the steps have changed each tensor by."""
-    assert found.keys() == expected["weights"].keys()
-    errors = {
-        name: float((found[name] - weights).norm() / (weights - expected["before"][name]).norm().clamp(min=1e-12))
-        for name, weights in expected["weights"].items()
-        if not torch.equal(weights, expected["before"][name]) or not torch.equal(found[name], weights)
-    }
-    wrong = {name: error for name, error in errors.items() if not error <= most}
-    assert not wrong, wrong
+def check_resumed(place: Place, layout: Layout, architecture: str, kind: str, backend: MegatronBackend) -> None:
+    """What one process has saved becomes the same state, bit by bit, as what this layout saves of it again."""
+    one = place.saved("one", architecture, kind)
+    if layout.name == "one" or not one.exists():
+        return
+    load(backend, one)
+    state = state_of(backend)
+    save(backend, place.saved(f"{layout.name}-of-one", architecture, kind))
+    load(backend, place.saved(f"{layout.name}-of-one", architecture, kind))
+    with place.comparing():
+        assert_equal(state_of(backend), state)
+    step(backend, SAVE_AFTER)
+    with place.comparing():
+        expected = loaded(expectation(place.root, architecture, kind))
+        errors = differences(exported(backend, NUM_STEPS), expected["weights"], expected["before"])
+        assert {name: error for name, error in errors.items() if not error <= BOUNDS[kind]} == {}
+
+
+def step(backend: MegatronBackend, version: int) -> TrainStepResult:
+    batch, layout = BATCHES[version], backend.layout
+    mine = list(range(layout.data_parallel_rank, NUM_SEQUENCES, layout.data_parallel_size))
+    return backend.train_step(step_request(split(batch, [mine[:1], mine[1:]]), batch.counts(), version))
 
 
 def run_all(rank: int, launch: Launch) -> None:
     """Run the cases."""
     torch.set_num_threads(1)
+    use_exact_iterations()
     file = launch.root / f"rendezvous-{launch.num_ranks}"
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=launch.num_ranks)
 
@@ -196,7 +223,7 @@ def run_all(rank: int, launch: Launch) -> None:
         return "\n".join(place.wrong)
 
     def case(layout: Layout, architecture: str, kind: str) -> Callable[[Place], None]:
-        return lambda place: check_parity(place, layout, architecture, kind)
+        return lambda place: check(place, layout, architecture, kind)
 
     chosen = {name: row for name, row in rows(launch.num_ranks).items() if name in launch.names}
     run_rows(

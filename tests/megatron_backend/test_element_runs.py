@@ -1,5 +1,6 @@
 """Runs of a parameter's elements: whatever part of it a rank holds, its blocks are the elements of the files' matrices."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +27,9 @@ def _expert_part(name: str, part: int, num_parts: int, rows: int) -> HfTensor:
 
 
 def _in_turn(name: str, first: int, size: int, period: int) -> HfTensor:
-    return _named(name, 4 * size, tp_dim=0, place=Blocks(name="blocks", shape=(4 * period, WIDTH), first=first, size=size, period=period))
+    return _named(
+        name, 4 * size, tp_dim=0, place=Blocks(name="blocks", shape=(4 * period, WIDTH), first=first, size=size, period=period)
+    )
 
 
 SOURCES = {
@@ -36,7 +39,9 @@ SOURCES = {
     "gate and up": Source(parameter="fc1", tensors=tuple(_named(name, 8, tp_dim=0) for name in ("gate", "up"))),
     "columns": Source(parameter="fc2", tensors=(_named("down", 6, tp_dim=1),)),
     "not divided": Source(parameter="router", tensors=(_named("gate", 6),)),
-    "interleaved in a stack": Source(parameter="fc1", tensors=tuple(_expert_part(f"part{part}", part, 2, 8) for part in (0, 1))),
+    "interleaved in a stack": Source(
+        parameter="fc1", tensors=tuple(_expert_part(f"part{part}", part, 2, 8) for part in (0, 1))
+    ),
     "alone in a stack": Source(parameter="fc2", tensors=(_expert_part("down", 0, 1, 8),)),
     "in turn": Source(parameter="in_proj", tensors=(_in_turn("q", 0, 2, 6), _in_turn("v", 2, 4, 6))),
 }
@@ -70,7 +75,7 @@ def test_blocks_hold_what_the_loader_put_there(name: str, size: int, cuts: list[
     for rank, parameter, matrices in parameters(source, size):
         flat = parameter.flatten()
         bounds = sorted({0, len(flat), *(cut for cut in cuts if cut < len(flat))})
-        for first, beyond in zip(bounds, bounds[1:], strict=False):
+        for first, beyond in itertools.pairwise(bounds):
             runs = element_runs(source, ParallelLayout(rank=rank, tensor=size, expert_tensor=size), first, beyond)
             assert [run.first for run in runs] == [first, *(run.beyond for run in runs[:-1])]
             assert runs[-1].beyond == beyond

@@ -17,7 +17,7 @@ from rlcore import spi
 from rlcore_megatron.checkpoints import checkpoint
 from rlcore_megatron.checkpoints.initial import load_initial
 from rlcore_megatron.checks.multi_token_check import head_problems
-from rlcore_megatron.checks.optimizer_check import has_tensor_settings, pattern_problems
+from rlcore_megatron.checks.optimizer_check import pattern_problems
 from rlcore_megatron.families.models import dims_of, find_family, load_config, standard_config
 from rlcore_megatron.families.weight_mapping import Names
 from rlcore_megatron.layouts import parallel
@@ -28,7 +28,7 @@ from rlcore_megatron.modules.model import PolicyModel, build, freeze_vision, rea
 from rlcore_megatron.modules.model_config import transformer_config
 from rlcore_megatron.modules.routing_replay import attach
 from rlcore_megatron.modules.token_dispatch import drop_float8_copies
-from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_megatron.setup.config import MegatronConfig, has_tensor_settings
 from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
 from rlcore_megatron.training.head_gradients import HeadGradients
 from rlcore_megatron.training.optimizer import Rates, distribute, make_optimizer
@@ -364,5 +364,6 @@ def _layout(
         dtype=context.model.dtype,
         reference=reference if holds_reference else None,
         lora=context.lora,
+        optimizer=context.optimizer,
         trains=context.needs_policy,
     )

@@ -89,7 +89,7 @@ def check_shapes(
         if isinstance(entry, TensorStorageMetadata)
     }
     check_same_shapes(state, {name: shape for name, shape in stored.items() if not name.startswith(prefix)}, weights)
-    kinds = sorted({name.split(".")[2] for name in stored if name.startswith(prefix)})
+    kinds = sorted({name.removeprefix(prefix).partition(".")[0] for name in stored if name.startswith(prefix)})
     for name, shape in states.items():
         if name not in stored and kinds:
             raise CheckpointError(

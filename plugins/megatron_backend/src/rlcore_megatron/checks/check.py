@@ -9,7 +9,7 @@ from attrs import evolve
 
 from rlcore.gpu import device_memories
 from rlcore.schema.file_limits import expanded
-from rlcore.spi import CheckContext, ConfigError, Note, Problem
+from rlcore.spi import CheckContext, ConfigError, Note, OptimizerSpec, Problem
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.checkpoints.cache_directory import cache_directory, directory_problems
 from rlcore_megatron.checks.multi_token_check import head_option_problems, head_problems
@@ -252,6 +252,7 @@ def _auto_problems(context: CheckContext, config: MegatronConfig, model: Mapping
         memory_bytes=min(memories) if memories else None,
         dtype=context.model.dtype,
         lora=context.lora,
+        optimizer=context.optimizer or OptimizerSpec(),
         trains=context.needs_policy,
     )
     try:

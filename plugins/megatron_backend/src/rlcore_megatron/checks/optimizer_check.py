@@ -8,7 +8,7 @@ from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.families.models import find_family
 from rlcore_megatron.families.weight_mapping import SHARED
 from rlcore_megatron.layouts.layout_check import option_problem
-from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_megatron.setup.config import MegatronConfig, has_tensor_settings
 from rlcore_torchkit.adapters.lora_targets import adapted_layers, adapter_shapes
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.huggingface.model_check import config_file
@@ -19,11 +19,6 @@ EFFECTIVE = ("barrier_with_L1_time", "config_logger_dir", "log_num_zeros_in_grad
 """Fields of OptimizerConfig that have their effect whatever steps; the others are of Megatron's own step, or set one rate."""
 OF_DECAY = ("start_wd", "end_wd", "wd_incr_steps", "wd_incr_style")
 """Fields of OptimizerParamScheduler for one weight decay of all tensors."""
-
-
-def has_tensor_settings(spec: OptimizerSpec) -> bool:
-    """Return whether the optimizer is another than AdamW with one setting for all tensors and moments in float32."""
-    return spec.name != "adamw" or spec.moments != "float32" or bool(spec.groups)
 
 
 def optimizer_problems(context: CheckContext, config: MegatronConfig, model: Mapping[str, Any] | None) -> Iterator[Problem]:
@@ -53,9 +48,7 @@ def pattern_problems(
         yield from group_problems(context.optimizer, names, section)
 
 
-def trained_names(
-    family: MegatronFamily, dims: ModelDims, head: Head, lora: LoraSpec | None, *, mtp: bool
-) -> list[str]:
+def trained_names(family: MegatronFamily, dims: ModelDims, head: Head, lora: LoraSpec | None, *, mtp: bool) -> list[str]:
     """Return the names of the tensors that train, as exports and files have them."""
     if lora is not None:
         return list(adapter_shapes(adapted_layers(family, dims, lora), lora.rank))

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from attrs import field, frozen
 
 from rlcore.schema.constraints import PathText, Positive, Seconds, above
+from rlcore.spi import OptimizerSpec
 
 
 @frozen(kw_only=True)
@@ -61,3 +62,9 @@ class MegatronConfig:
     """Fields of Megatron's OptimizerParamScheduler, which then takes the place of `[schedule]`."""
     ddp: Mapping[str, Any] = field(factory=dict)
     """Further fields of Megatron's DistributedDataParallelConfig."""
+
+
+def has_tensor_settings(spec: OptimizerSpec) -> bool:
+    """Return whether `[optimizer]` is more than AdamW with one setting for all tensors and moments in float32, so that Megatron
+    does not compute the step."""
+    return spec.name != "adamw" or spec.moments != "float32" or bool(spec.groups)

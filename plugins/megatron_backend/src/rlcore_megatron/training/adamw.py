@@ -11,14 +11,11 @@ from attrs import frozen
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from rlcore_megatron.layouts.memory import STEP_ELEMENTS
+from rlcore_megatron.layouts.optimizer_memory import DECODED_ELEMENTS
 from rlcore_megatron.training.shard_elements import Elements, ShardElements
 from rlcore_megatron.training.shard_states import CODES, MOMENTS, SCALES, ShardStates
-from rlcore_torchkit.optimizer.moments import BLOCK, Columns, decode, encode
-from rlcore_torchkit.optimizer.settings import TensorSettings
-
-DECODED_ELEMENTS = 2**22
-"""Most elements, unless one row has more, whose moments in 8 bits are float32 at a time."""
+from rlcore_torchkit.optimizer.moments import Columns, decode, encode
+from rlcore_torchkit.optimizer.settings import BLOCK, TensorSettings
 
 
 @frozen(kw_only=True, eq=False)
@@ -73,10 +70,9 @@ class AdamW:
     def step(self, share: float, num_steps: int) -> None:
         """Do step `num_steps`, counted from 1, with this share of the peak learning rates."""
         for settings, segments in self._plain.items():
-            for part in _parts(segments):
-                weights, gradients = zip(*(segment.of_key() for segment in part), strict=True)
-                means, squares = zip(*(segment.state(MOMENTS) for segment in part), strict=True)
-                update(settings, self._eps, share, num_steps, weights, gradients, means, squares)
+            weights, gradients = zip(*(segment.of_key() for segment in segments), strict=True)
+            means, squares = zip(*(segment.state(MOMENTS) for segment in segments), strict=True)
+            update(settings, self._eps, share, num_steps, weights, gradients, means, squares)
         self._narrow.step(share, num_steps)
 
 
@@ -94,9 +90,7 @@ class NarrowMoments:
             for rows in _Rows.of(segment):
                 weights, gradients = rows.of_key()
                 means, squares = rows.moments()
-                update(
-                    segment.settings, self._eps, share, num_steps, [weights], [gradients], [means], [squares], foreach=False
-                )
+                update(segment.settings, self._eps, share, num_steps, [weights], [gradients], [means], [squares])
                 scales = [rows.columns.scales(moment) for moment in (means, squares)]
                 for row, block, place in self._shared.of(rows):
                     for number, of_moment in enumerate(scales):
@@ -212,18 +206,16 @@ def update(
     gradients: Sequence[Tensor],
     means: Sequence[Tensor],
     squares: Sequence[Tensor],
-    *,
-    foreach: bool = True,
 ) -> None:
-    """Do AdamW's step `num_steps` of these tensors, in place."""
+    """Do AdamW's step `num_steps` of these tensors, in place, by kernels that copy nothing."""
     adamw(
         list(weights),
         list(gradients),
         list(means),
         list(squares),
         [],
-        [torch.tensor(float(num_steps - 1)) for _ in weights],
-        foreach=foreach,
+        list(torch.full((len(weights),), float(num_steps - 1), device=weights[0].device).unbind()),
+        fused=True,
         amsgrad=False,
         beta1=settings.betas[0],
         beta2=settings.betas[1],
@@ -243,21 +235,6 @@ def _segments(shard: ShardElements, states: ShardStates) -> list[Segment]:
         elements = [*found.pop().elements, element] if joined else [element]
         found.append(Segment(shard=shard, states=states, settings=element.settings, elements=elements))
     return found
-
-
-def _parts(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
-    """Yield segments of at most STEP_ELEMENTS elements, or one, at a time: a step of many makes copies of all of them."""
-    part: list[Segment] = []
-    size = 0
-    for segment in segments:
-        num_elements = segment.beyond - segment.first
-        if part and size + num_elements > STEP_ELEMENTS:
-            yield part
-            part, size = [], 0
-        part.append(segment)
-        size += num_elements
-    if part:
-        yield part
 
 
 def _cut_blocks(element: Elements) -> set[int]:

@@ -13,12 +13,11 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
+from rlcore_megatron.layouts.optimizer_memory import ROUND_ELEMENTS
 from rlcore_megatron.weights.element_runs import MatrixBlock
 
-ROUND_ELEMENTS = 2**26
-"""Most elements, unless one matrix has more, that a rank has whole at a time."""
 Transform: TypeAlias = Callable[[Tensor], Tensor]
-"""From bfloat16 [N, rows, columns], whole matrices, to the same shape."""
+"""From [N, rows, columns], whole matrices, to the same shape."""
 Placed: TypeAlias = tuple[int, MatrixBlock]
 """The number of a block's first element among those that an owner receives, and the block."""
 
@@ -48,11 +47,11 @@ class MatrixExchange:
             dist.all_gather_object(everyone, blocks, group=group)
         self.rounds = _rounds(everyone, dist.get_rank(group), most_elements)
 
-    def run(self, number: int, parts: Sequence[Tensor], transform: Transform) -> list[Tensor]:
-        """Return the transformed matrices' elements in the place of each of `parts`, bfloat16 [n] in the order of `mine` of
-        round `number`."""
+    def run(self, number: int, parts: Sequence[Tensor], dtype: torch.dtype, transform: Transform) -> list[Tensor]:
+        """Return the transformed matrices' elements in the place of each of `parts`, [n] of this dtype, in the order of `mine`
+        of round `number`."""
         found = self.rounds[number]
-        sent = torch.cat([*parts]) if parts else self._empty(0)
+        sent = torch.cat([*parts]) if parts else torch.empty(0, dtype=dtype, device=torch.cuda.current_device())
         received = self._swapped(sent, found.sent, found.received)
         for matrices in found.owned:
             whole = received.new_empty((len(matrices), *matrices[0][0][1].shape))
@@ -67,14 +66,11 @@ class MatrixExchange:
         back = self._swapped(received, found.received, found.sent)
         return list(back.split([self._blocks[number].size for number in found.mine]))
 
-    def _empty(self, count: int) -> Tensor:
-        return torch.empty(count, dtype=torch.bfloat16, device=torch.cuda.current_device())
-
     def _swapped(self, elements: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Return what the ranks of the group send to this one."""
         if len(sent) == 1:
             return elements
-        found = self._empty(sum(received))
+        found = elements.new_empty(sum(received))
         dist.all_to_all_single(found, elements, list(received), list(sent), group=self._group)
         return found
 

@@ -12,6 +12,7 @@ from rlcore_megatron.training.matrix_exchange import MatrixExchange
 from rlcore_megatron.training.shard_elements import Elements, ShardElements
 from rlcore_megatron.training.shard_states import MOMENTUM, ShardStates
 from rlcore_megatron.weights.element_runs import MatrixBlock
+from rlcore_torchkit.optimizer import muon
 from rlcore_torchkit.optimizer.muon import momentum_update, orthogonalized, update_scale
 
 
@@ -25,13 +26,13 @@ class _Part:
     block: MatrixBlock
 
     def update(self, spec: MuonSpec) -> Tensor:
-        """bfloat16 [n]: the part of what is orthogonalized."""
+        """PRECISION [n]: the part of what is orthogonalized."""
         assert self.shard.key.grad is not None
         momentum = self.states.make(self.shard.key)[MOMENTUM]
-        return momentum_update(self._taken(self.shard.key.grad), self._taken(momentum), spec).bfloat16()
+        return momentum_update(self._taken(self.shard.key.grad), self._taken(momentum), spec).to(muon.PRECISION)
 
     def add(self, direction: Tensor, share: float, spec: MuonSpec) -> None:
-        """Decay the weights, and add their part of the orthogonal matrix, bfloat16 [n], times the learning rate."""
+        """Decay the weights, and add their part of the orthogonal matrix, [n], times the learning rate."""
         settings = self.elements.settings
         rate = settings.learning_rate * share
         weights = self._taken(self.shard.key.detach())
@@ -59,6 +60,7 @@ class Muon:
         transform = partial(orthogonalized, spec=self._spec)
         for number, exchanged in enumerate(self._exchange.rounds):
             mine = [self._parts[index] for index in exchanged.mine]
-            directions = self._exchange.run(number, [part.update(self._spec) for part in mine], transform)
+            updates = [part.update(self._spec) for part in mine]
+            directions = self._exchange.run(number, updates, muon.PRECISION, transform)
             for part, direction in zip(mine, directions, strict=True):
                 part.add(direction, share, self._spec)

@@ -10,7 +10,7 @@ from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_mega
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from rlcore.spi import OptimizerSpec, TrainerContext
+from rlcore.spi import TrainerContext
 from rlcore_megatron.modules.model import PolicyModel
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_megatron.setup.passthrough import converted
@@ -60,7 +60,7 @@ def _finalize(models: list[Any], num_tokens: Any = None, **options: Any) -> None
 
 def make_optimizer(models: Sequence[Any], context: TrainerContext, config: MegatronConfig) -> MegatronOptimizer:
     """AdamW; masters and moments, float32 unless the recipe says else, are divided over ranks that hold the same weights.
-    `TensorOptimizer` takes its step over where `steps_by_tensor`."""
+    Where tensors have settings of their own, `TensorOptimizer` takes the step over."""
     spec = context.optimizer
     values: dict[str, Any] = {
         "optimizer": "adam",

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rlcore_megatron.modules.model import unwrapped
 from rlcore_megatron.weights.element_runs import rectangles
-from rlcore_torchkit.optimizer.moments import BLOCK
+from rlcore_torchkit.optimizer.settings import BLOCK
 
 CONTENT = {"singleton_local_shards": True, "non_homogeneous_layers": True}
 """Megatron's metadata of a state dict in which every layer, every expert and each half of a gated projection has its own name,

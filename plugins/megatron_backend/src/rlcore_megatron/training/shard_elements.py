@@ -82,16 +82,12 @@ def _sources(models: Sequence[Any], names: Sequence[Names], layout: ParallelLayo
     }
 
 
-def _of_part(
-    part: Any, sources: Mapping[int, Source], layout: ParallelLayout, spec: OptimizerSpec
-) -> Iterator[ShardElements]:
+def _of_part(part: Any, sources: Mapping[int, Source], layout: ParallelLayout, spec: OptimizerSpec) -> Iterator[ShardElements]:
     for parameter, (group, order) in part.model_param_group_index_map.items():
         own, source = part._get_model_param_range_map(parameter)["param"], sources[id(parameter)]
         settings = {tensor.name: settings_of(tensor, source, spec) for tensor in source.tensors}
         elements = [
-            Elements(
-                run=run, settings=settings[run.tensor.name], first=run.first - own.start, beyond=run.beyond - own.start
-            )
+            Elements(run=run, settings=settings[run.tensor.name], first=run.first - own.start, beyond=run.beyond - own.start)
             for run in element_runs(source, layout, own.start, own.end)
         ]
         yield ShardElements(

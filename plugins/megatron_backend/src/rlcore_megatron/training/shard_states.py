@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlcore_megatron.training.shard_elements import ShardElements
-from rlcore_torchkit.optimizer.moments import BLOCK
+from rlcore_torchkit.optimizer.settings import BLOCK
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 CODES = tuple(f"{moment}_codes" for moment in MOMENTS)

@@ -1,11 +1,15 @@
 """`[optimizer]` in every layout on gloo against torch's own optimizers; the table is in megatron_optimizer_cases."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from megatron_optimizer_cases import WORLD_SIZES, Launch, expectation, rows, run_all
+from optimizer_reference import LEAST_8BIT, exact_orthogonalized
 from rank_launch import collected, launch_rows, once
+from torch.optim import _muon
+
+from rlcore_torchkit.optimizer import muon, settings
 
 Results = list[dict[str, str]]
 ROWS = [(num_ranks, name) for num_ranks in WORLD_SIZES for name in rows(num_ranks)]
@@ -23,6 +27,16 @@ KEPT = (
     "tp2xep2/qwen3_moe/mixed",
 )
 """One process, each dimension that divides matrices, and ranks that share a key head."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def exact() -> Iterator[None]:
+    """`use_exact_iterations`, for the tests of this module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settings, "LEAST_8BIT", LEAST_8BIT)
+        patch.setattr(muon, "PRECISION", muon.torch.float64)
+        patch.setattr(_muon, "_zeropower_via_newtonschulz", exact_orthogonalized)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from megatron_support import WEIGHTED, Reference, in_files, reference_backward
+from optimizer_reference import LEAST_8BIT
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -39,7 +40,7 @@ class FileOptimizer:
                 muon.append(settings)
                 continue
             settings["betas"] = group.get("betas") or spec.betas
-            if spec.moments == "8bit" and whole.ndim > 1 and whole.numel() >= 4096:
+            if spec.moments == "8bit" and whole.ndim > 1 and whole.numel() >= LEAST_8BIT:
                 self._narrow.append((name, settings))
             else:
                 adamw.append(settings)
