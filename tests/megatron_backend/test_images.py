@@ -25,7 +25,7 @@ from rlcore_megatron.families.models import architecture_of, dims_of, load_confi
 from rlcore_megatron.families.vision_weights import vision_sources
 from rlcore_megatron.layouts.memory import Workload, estimate
 from rlcore_megatron.modules.attention import GridRotary
-from rlcore_megatron.modules.packing import ImageInputs, PackedBatch
+from rlcore_megatron.modules.packing import PackedBatch
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_torchkit.testing.image_models import make_image_model
 from rlcore_torchkit.testing.models import make_model
@@ -127,24 +127,6 @@ def test_a_frozen_reference_reads_images_too(
     with torch.no_grad():
         expected = ImageReference(other).logprobs(batch)[0]
     np.testing.assert_allclose(np.concatenate(trainer.get_logprobs(request).logprobs), expected, atol=1e-5)
-
-
-@pytest.mark.parametrize(("first", "beyond"), [(0, 9), (0, 1), (3, 4), (4, 6), (2, 8), (8, 9)])
-def test_a_rank_reads_the_images_that_its_tokens_show(first: int, beyond: int) -> None:
-    """Images of 3, 2 and 4 tokens, of 4 patches each."""
-    sizes = [3, 2, 4]
-    images = ImageInputs(
-        pixels=torch.arange(36.0)[:, None],
-        grids=torch.tensor([[1, 2, 2 * size] for size in sizes]),
-        places=torch.ones(9, dtype=torch.bool),
-        positions=torch.zeros(3, 9, dtype=torch.int64),
-    )
-    image_of = np.repeat(np.arange(3), sizes)
-    shown = sorted(set(image_of[first:beyond].tolist()))
-    pixels, grids, skipped = images.shown(first, beyond)
-    assert grids.tolist() == [[1, 2, 2 * sizes[number]] for number in shown]
-    assert skipped == sum(sizes[: shown[0]])
-    assert pixels[:, 0].tolist() == list(range(4 * skipped, 4 * (skipped + sum(sizes[number] for number in shown))))
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
