@@ -70,7 +70,6 @@ ROWS = (
     Row(layout="tp2xdp2", num_ranks=4, options=TP2),
     Row(layout="pp2xdp2", num_ranks=4, family="qwen2_5_vl", options=PP2),
 )
-WORLD_SIZES = tuple(sorted({row.num_ranks for row in ROWS}))
 
 
 @frozen(kw_only=True)
@@ -195,7 +194,7 @@ def check_own_tower(place: Place, backend: MegatronBackend, after: Mapping[str, 
     """Each rank of the first stage holds the tower that is exported, to the bit."""
     chunk = unwrapped(backend.models)[0]
     with place.comparing():
-        assert (chunk.vision is None) == (chunk.embedding is None if hasattr(chunk, "embedding") else True)
+        assert (chunk.vision is None) == (not chunk.pre_process)
     if chunk.vision is not None:
         own = dict(chunk.vision.named_parameters())
         different = [name for name, parameter in own.items() if not torch.equal(parameter, _stored(after, name))]
@@ -219,5 +218,5 @@ def run_all(rank: int, launch: Launch) -> None:
         return "\n".join(place.wrong)
 
     rows = {row.name: partial(run, row) for row in ROWS if row.num_ranks == launch.num_ranks and row.name in launch.names}
-    run_rows(rows, launch.results(rank), alone=launch.num_ranks == 1)
+    run_rows(rows, launch.results(rank))
     dist.destroy_process_group()

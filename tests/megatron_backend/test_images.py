@@ -14,7 +14,7 @@ import pytest
 import torch
 from attrs import evolve
 from image_support import ImageReference, image_batch
-from megatron_image_cases import FAMILIES, ROWS, WORLD_SIZES, Launch, model_of, prepare, run_all
+from megatron_image_cases import FAMILIES, ROWS, Launch, Place, check_row, model_of, prepare, run_all
 from megatron_support import TEMPERATURE, make_backend
 from rank_launch import collected, launch_rows, once
 
@@ -31,9 +31,9 @@ from rlcore_torchkit.testing.image_models import make_image_model
 from rlcore_torchkit.testing.models import make_model
 
 Results = list[dict[str, str]]
-CASES = [(row.num_ranks, row.name) for row in ROWS]
+CASES = [(row.num_ranks, row.name) for row in ROWS if row.num_ranks > 1]
+ONE = {row.name: row for row in ROWS if row.num_ranks == 1}
 KEPT = (
-    "one+recompute/qwen3_vl",
     "tp2+sp/qwen3_vl",
     "pp2+frozen/qwen3_vl",
     "pp2xvpp2/qwen2_5_vl",
@@ -62,10 +62,17 @@ def results(request: pytest.FixtureRequest, root: Path) -> Callable[[int], Resul
     return get
 
 
+@pytest.mark.wide(keep=["one/qwen2_5_vl", "one+recompute/qwen3_vl"])
+@pytest.mark.parametrize("name", ONE)
+def test_one_rank(name: str, root: Path) -> None:
+    place = Place(rank=0, num_ranks=1, root=root, names=())
+    check_row(place, ONE[name])
+    assert place.wrong == []
+
+
 @pytest.mark.wide(keep=[f"{num_ranks}-{name}" for num_ranks, name in CASES if name in KEPT])
 @pytest.mark.parametrize(("num_ranks", "name"), CASES)
 def test_layout(num_ranks: int, name: str, results: Callable[[int], Results]) -> None:
-    assert num_ranks in WORLD_SIZES
     found = {f"rank {rank}": result[name] for rank, result in enumerate(results(num_ranks)) if result[name]}
     assert found == {}, "\n".join(found.values())
 
