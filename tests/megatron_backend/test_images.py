@@ -17,6 +17,7 @@ from image_support import ImageReference, image_batch
 from megatron_image_cases import FAMILIES, ROWS, Launch, Place, check_row, model_of, prepare, run_all
 from megatron_support import TEMPERATURE, make_backend
 from rank_launch import collected, launch_rows, once
+from transformers import AutoConfig
 
 from rlcore.spi import CheckContext, CloseRequest, ContractError, LogprobsRequest, LoraSpec, ModelSpec, TokenBatch
 from rlcore_megatron.backend import MegatronBackend
@@ -181,6 +182,14 @@ def test_megatrons_own_checkpoints_are_refused(root: Path, tmp_path: Path) -> No
     (tmp_path / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
     (problem,) = found_problems(model_of(root, "qwen3_vl"), pretrained_checkpoint=str(tmp_path))
     assert problem.startswith("trainer.megatron.pretrained_checkpoint")
+
+
+def test_gemma_3_is_refused_with_the_mask_that_it_needs(tmp_path: Path) -> None:
+    content = {**AutoConfig.for_model("gemma3").to_dict(), "architectures": ["Gemma3ForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps(content, default=str))
+    (problem,) = found_problems(tmp_path)
+    assert "in both directions" in problem
+    assert "language_model" in problem
 
 
 def test_a_tower_to_freeze_has_to_be_there(tmp_path: Path) -> None:
