@@ -12,6 +12,15 @@ from attrs import asdict, evolve, field, frozen
 from comparing import Comparing
 from fsdp2_support import OPTIMIZER, TEMPERATURE, exported, split, step_request
 from image_support import ImageReference, image_batch
+from megatron_layout_cases import (
+    BFLOAT16,
+    FLOAT32,
+    FLOAT32_CUDA,
+    WEIGHT,
+    Bounds,
+    assert_elements,
+    assert_gradients,
+)
 from megatron_support import GradientsSeen, in_files, make_backend
 from rank_launch import run_rows
 
@@ -24,10 +33,6 @@ from rlcore_torchkit.testing.image_models import make_image_model
 NUM_STEPS, NUM_SEQUENCES = 3, 6
 SPEC = evolve(OPTIMIZER, learning_rate=1e-4)
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-FIGURE = 1e-5
-"""Most difference of a log-probability, a loss and an element of a gradient; of norms relative to them."""
-WEIGHT = 2e-5
-"""Most difference of any element of a weight after all steps."""
 ROUNDED = ("k_proj.bias", "qkv.bias")
 """Of which a part has gradients of rounding alone, by whose size Adam divides them."""
 
@@ -70,7 +75,6 @@ ROWS = (
     Row(layout="tp2xdp2", num_ranks=4, options=TP2),
     Row(layout="pp2xdp2", num_ranks=4, family="qwen2_5_vl", options=PP2),
 )
-WORLD_SIZES = tuple(sorted({row.num_ranks for row in ROWS}))
 
 
 @frozen(kw_only=True)
@@ -80,10 +84,11 @@ class Launch:
     num_ranks: int
     root: Path
     device: str = "cpu"
+    dtype: str = "float32"
     names: Collection[str]
 
     def results(self, rank: int) -> Path:
-        return self.root / f"image-results-{self.num_ranks}-{rank}.json"
+        return self.root / f"image-results-{self.num_ranks}-{self.dtype}-{rank}.json"
 
 
 @frozen(kw_only=True)
@@ -92,8 +97,15 @@ class Place(Launch, Comparing):
 
     rank: int
 
+    @property
+    def bounds(self) -> Bounds:
+        if self.dtype == "bfloat16":
+            return BFLOAT16
+        return FLOAT32 if self.device == "cpu" else FLOAT32_CUDA
+
     def backend(self, row: Row) -> MegatronBackend:
         place = {"rank": self.rank, "world_size": self.num_ranks, "local_rank": self.rank, "device": self.device}
+        place |= {"dtype": self.dtype}
         sizes = dict.fromkeys(("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"), 1)
         config = MegatronConfig(collective_timeout_s=600.0, **{**sizes, **row.options})
         return make_backend(model_of(self.root, row.family), config=config, rendezvous="env://", optimizer=SPEC, **place)
@@ -147,16 +159,10 @@ def own_sequences(backend: MegatronBackend) -> list[int]:
     return list(range(backend.layout.data_parallel_rank, NUM_SEQUENCES, backend.layout.data_parallel_size))
 
 
-def assert_close(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], bound: float) -> None:
-    assert found.keys() == expected.keys(), sorted(found.keys() ^ expected.keys())
-    errors = {name: float((found[name].cpu() - tensor).abs().max()) for name, tensor in expected.items()}
-    wrong = {name: error for name, error in errors.items() if not error <= bound}
-    assert not wrong, wrong
-
-
 def check_row(place: Place, row: Row) -> None:
     """Log-probabilities, three steps with the gradients and figures of one process, and weights that are its own; those of the
     tower on each rank that holds it."""
+    bounds = place.bounds
     expected = torch.load(expected_file(place.root, row.family, row.frozen))
     backend, steps = place.backend(row), batches(model_of(place.root, row.family))
     before = exported(backend)
@@ -166,27 +172,28 @@ def check_row(place: Place, row: Row) -> None:
     places = np.concatenate([np.arange(offsets[n], offsets[n + 1]) for n in sequences])
     found = np.concatenate(backend.get_logprobs(request).logprobs)
     with place.comparing():
-        np.testing.assert_allclose(found, expected["logprobs"].numpy()[places], atol=FIGURE)
+        np.testing.assert_allclose(found, expected["logprobs"].numpy()[places], atol=bounds.figure)
     seen = GradientsSeen(backend)
     for version, batch in enumerate(steps):
         result = backend.train_step(step_request(microbatches(batch, backend), batch.counts(), version))
         norm = expected["norms"][version]
         with place.comparing():
-            assert abs(result.loss - expected["losses"][version]) < FIGURE
+            assert abs(result.loss - expected["losses"][version]) < bounds.figure
         with place.comparing():
-            assert abs(result.grad_norm - norm) < FIGURE * max(1.0, norm)
+            assert abs(result.grad_norm - norm) < bounds.figure * max(1.0, norm)
         gradients = {name: tensor for name, tensor in seen.tensors.items() if not (row.frozen and "visual" in name)}
         with place.comparing():
-            assert_close(gradients, expected["gradients"][version], FIGURE)
+            assert_gradients(gradients, expected["gradients"][version], bounds)
     after, wanted = exported(backend, NUM_STEPS), expected["weights"]
     vision = {name for name in after if "visual" in name}
     with place.comparing():
         assert vision
-        assert all(torch.equal(after[name], before[name]) == row.frozen for name in vision)
+        assert all(torch.equal(after[name], before[name]) for name in vision) == row.frozen
     compared = [name for name in wanted if not name.endswith(ROUNDED)]
     with place.comparing():
         assert after.keys() == wanted.keys()
-        assert_close({name: after[name] for name in compared}, {name: wanted[name] for name in compared}, WEIGHT)
+        ours, theirs = ({name: tensors[name] for name in compared} for tensors in (after, wanted))
+        assert_elements(ours, theirs, evolve(bounds, element=max(bounds.element, WEIGHT)))
     check_own_tower(place, backend, after)
     backend.close(CloseRequest())
 
@@ -195,10 +202,10 @@ def check_own_tower(place: Place, backend: MegatronBackend, after: Mapping[str, 
     """Each rank of the first stage holds the tower that is exported, to the bit."""
     chunk = unwrapped(backend.models)[0]
     with place.comparing():
-        assert (chunk.vision is None) == (chunk.embedding is None if hasattr(chunk, "embedding") else True)
+        assert (chunk.vision is None) == (not chunk.pre_process)
     if chunk.vision is not None:
         own = dict(chunk.vision.named_parameters())
-        different = [name for name, parameter in own.items() if not torch.equal(parameter, _stored(after, name))]
+        different = [name for name, parameter in own.items() if not torch.equal(parameter.float(), _stored(after, name))]
         with place.comparing():
             assert not different, different
 
@@ -210,8 +217,12 @@ def _stored(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
 def run_all(rank: int, launch: Launch) -> None:
     """Run the rows."""
     torch.set_num_threads(1)
-    file = launch.root / f"image-rendezvous-{launch.num_ranks}"
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=launch.num_ranks)
+    backend = "gloo"
+    if launch.device == "cuda":
+        torch.cuda.set_device(rank)
+        backend = "cpu:gloo,cuda:nccl"
+    file = launch.root / f"image-rendezvous-{launch.num_ranks}-{launch.dtype}"
+    dist.init_process_group(backend, init_method=f"file://{file}", rank=rank, world_size=launch.num_ranks)
 
     def run(row: Row) -> str:
         place = Place(rank=rank, **asdict(launch))

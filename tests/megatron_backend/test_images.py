@@ -14,9 +14,10 @@ import pytest
 import torch
 from attrs import evolve
 from image_support import ImageReference, image_batch
-from megatron_image_cases import FAMILIES, ROWS, WORLD_SIZES, Launch, model_of, prepare, run_all
+from megatron_image_cases import FAMILIES, ROWS, Launch, Place, check_row, model_of, prepare, run_all
 from megatron_support import TEMPERATURE, make_backend
 from rank_launch import collected, launch_rows, once
+from transformers import AutoConfig
 
 from rlcore.spi import CheckContext, CloseRequest, ContractError, LogprobsRequest, LoraSpec, ModelSpec, TokenBatch
 from rlcore_megatron.backend import MegatronBackend
@@ -25,15 +26,15 @@ from rlcore_megatron.families.models import architecture_of, dims_of, load_confi
 from rlcore_megatron.families.vision_weights import vision_sources
 from rlcore_megatron.layouts.memory import Workload, estimate
 from rlcore_megatron.modules.attention import GridRotary
-from rlcore_megatron.modules.packing import ImageInputs, PackedBatch
+from rlcore_megatron.modules.packing import PackedBatch
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_torchkit.testing.image_models import make_image_model
 from rlcore_torchkit.testing.models import make_model
 
 Results = list[dict[str, str]]
-CASES = [(row.num_ranks, row.name) for row in ROWS]
+CASES = [(row.num_ranks, row.name) for row in ROWS if row.num_ranks > 1]
+ONE = {row.name: row for row in ROWS if row.num_ranks == 1}
 KEPT = (
-    "one+recompute/qwen3_vl",
     "tp2+sp/qwen3_vl",
     "pp2+frozen/qwen3_vl",
     "pp2xvpp2/qwen2_5_vl",
@@ -62,10 +63,17 @@ def results(request: pytest.FixtureRequest, root: Path) -> Callable[[int], Resul
     return get
 
 
+@pytest.mark.wide(keep=["one/qwen2_5_vl", "one+recompute/qwen3_vl"])
+@pytest.mark.parametrize("name", ONE)
+def test_one_rank(name: str, root: Path) -> None:
+    place = Place(rank=0, num_ranks=1, root=root, names=())
+    check_row(place, ONE[name])
+    assert place.wrong == []
+
+
 @pytest.mark.wide(keep=[f"{num_ranks}-{name}" for num_ranks, name in CASES if name in KEPT])
 @pytest.mark.parametrize(("num_ranks", "name"), CASES)
 def test_layout(num_ranks: int, name: str, results: Callable[[int], Results]) -> None:
-    assert num_ranks in WORLD_SIZES
     found = {f"rank {rank}": result[name] for rank, result in enumerate(results(num_ranks)) if result[name]}
     assert found == {}, "\n".join(found.values())
 
@@ -129,24 +137,6 @@ def test_a_frozen_reference_reads_images_too(
     np.testing.assert_allclose(np.concatenate(trainer.get_logprobs(request).logprobs), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(("first", "beyond"), [(0, 9), (0, 1), (3, 4), (4, 6), (2, 8), (8, 9)])
-def test_a_rank_reads_the_images_that_its_tokens_show(first: int, beyond: int) -> None:
-    """Images of 3, 2 and 4 tokens, of 4 patches each."""
-    sizes = [3, 2, 4]
-    images = ImageInputs(
-        pixels=torch.arange(36.0)[:, None],
-        grids=torch.tensor([[1, 2, 2 * size] for size in sizes]),
-        places=torch.ones(9, dtype=torch.bool),
-        positions=torch.zeros(3, 9, dtype=torch.int64),
-    )
-    image_of = np.repeat(np.arange(3), sizes)
-    shown = sorted(set(image_of[first:beyond].tolist()))
-    pixels, grids, skipped = images.shown(first, beyond)
-    assert grids.tolist() == [[1, 2, 2 * sizes[number]] for number in shown]
-    assert skipped == sum(sizes[: shown[0]])
-    assert pixels[:, 0].tolist() == list(range(4 * skipped, 4 * (skipped + sum(sizes[number] for number in shown))))
-
-
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_each_frequency_turns_by_its_axis(interleaved: bool) -> None:
     """Sections of arXiv:2409.12191, section 2.1, and those of arXiv:2511.21631 in turns."""
@@ -192,6 +182,14 @@ def test_megatrons_own_checkpoints_are_refused(root: Path, tmp_path: Path) -> No
     (tmp_path / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
     (problem,) = found_problems(model_of(root, "qwen3_vl"), pretrained_checkpoint=str(tmp_path))
     assert problem.startswith("trainer.megatron.pretrained_checkpoint")
+
+
+def test_gemma_3_is_refused_with_the_mask_that_it_needs(tmp_path: Path) -> None:
+    content = {**AutoConfig.for_model("gemma3").to_dict(), "architectures": ["Gemma3ForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps(content, default=str))
+    (problem,) = found_problems(tmp_path)
+    assert "in both directions" in problem
+    assert "language_model" in problem
 
 
 def test_a_tower_to_freeze_has_to_be_there(tmp_path: Path) -> None:

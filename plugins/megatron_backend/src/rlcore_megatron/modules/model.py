@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from attrs import evolve
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel_region, gather_from_sequence_parallel_region
@@ -133,9 +134,11 @@ class PolicyModel(GPTModel):
     def _with_images(self, vision: nn.Module, batch: PackedBatch) -> Tensor:
         assert batch.part is not None
         embeddings = self.embedding(input_ids=batch.tokens, position_ids=None)
-        is_divided = self.config.sequence_parallel
-        begin = batch.part.start + (self.pg_collection.tp.rank() * len(embeddings) if is_divided else 0)
-        return place_features(vision, embeddings, batch, begin)
+        part, group = batch.part, self.pg_collection.tp
+        if self.config.sequence_parallel:
+            ranks = {"rank": part.rank * group.size() + group.rank(), "num_ranks": part.num_ranks * group.size()}
+            part = evolve(part, **ranks, size=len(embeddings))
+        return place_features(vision, embeddings, batch, part)
 
     def _postprocess(self, hidden_states: Tensor, *, packed_seq_params: PackedBatch, **_: Any) -> Tensor:
         if not self.post_process:

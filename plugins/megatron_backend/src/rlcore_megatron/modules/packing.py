@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlcore.spi import ROUTED_EXPERTS
 from rlcore_torchkit.forward.context_parallel import ContextPart
+from rlcore_torchkit.forward.image_forward import ShownImages
 from rlcore_torchkit.head.logprobs import EntropyMode
 from rlcore_torchkit.layers.attention import PackedSequences
 from rlcore_torchkit.trainer.microbatch import Microbatch
@@ -27,30 +28,6 @@ class ForwardOptions:
     """True where the multi-token head, which the model has, computes log-probabilities too."""
 
 
-@frozen(kw_only=True, eq=False)
-class ImageInputs:
-    """The images of a microbatch, on the host: I images of P patches together, C numbers of a patch."""
-
-    pixels: Tensor
-    """float32 [P, C]"""
-    grids: Tensor
-    """int64 [I, 3]: patches in time, height and width."""
-    places: Tensor
-    """bool [T]: which tokens stand for images."""
-    positions: Tensor
-    """int64 [3, T]: time, height and width of each token."""
-
-    def shown(self, first: int, beyond: int) -> tuple[Tensor, Tensor, int]:
-        """Pixels and grids of the images that the placeholders `first` to `beyond` - 1 of all show, and how many placeholders
-        are before the first of these images."""
-        patches = self.grids.prod(1)
-        per_token = int(patches.sum()) // int(self.places.sum())
-        ends = (patches // per_token).cumsum(0)
-        begin, end = int(torch.searchsorted(ends, first, right=True)), int(torch.searchsorted(ends, beyond)) + 1
-        before, through = int(patches[:begin].sum()), int(patches[:end].sum())
-        return self.pixels[before:through], self.grids[begin:end], before // per_token
-
-
 @dataclass
 class PackedBatch(PackedSeqParams):
     """Travels through the model in the place of Megatron's own record, to our attention, rotary embedding and head.
@@ -64,8 +41,8 @@ class PackedBatch(PackedSeqParams):
     """int64 [1, S], of this rank."""
     positions: Tensor | None = None
     """int64 [S], from 0 in every sequence."""
-    images: ImageInputs | None = None
-    """The images of the microbatch; None where there are none."""
+    images: ShownImages | None = None
+    """The images of the microbatch, on the host; None where there are none."""
     grid_positions: Tensor | None = None
     """int64 [3, S]: time, height and width of each token; None where each is `positions`."""
     placed: Any = None
@@ -94,7 +71,7 @@ def pack(
     multiple: int,
     wanted: ForwardOptions,
     *,
-    images: ImageInputs | None = None,
+    images: ShownImages | None = None,
     is_filler: bool = False,
 ) -> PackedBatch:
     """This context rank's equal share of the tokens, a multiple of `multiple` in size, as sequence parallelism divides it."""
@@ -107,7 +84,7 @@ def pack(
         tokens=part.split(batch.tokens.long()[None]),
         positions=part.split(batch.packed.position_ids)[0],
         images=images,
-        grid_positions=None if images is None else part.split(images.positions.to(batch.tokens.device)),
+        grid_positions=None if images is None else part.split(images.positions[:, 0].to(batch.tokens.device)),
         wanted=wanted,
         routed=None if routed is None else part.split(routed.permute(1, 2, 0) + 1) - 1,
         is_filler=is_filler,

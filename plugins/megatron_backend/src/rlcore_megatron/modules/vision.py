@@ -1,13 +1,11 @@
 """Images in the first stage: transformers' own tower computes features, which take the places of placeholders' embeddings.
 
 Each tensor and context rank reads the images that its tokens show, so that gradients of the tower add up over these ranks as
-those of norms do. Shapes: T tokens of the microbatch, L of them on this rank, I images of P patches together, C numbers of a
-patch, F placeholders among the L tokens, H hidden size.
+those of norms do. Shapes: L tokens of this rank, F placeholders among them, H hidden size.
 """
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -17,9 +15,9 @@ from torch import Tensor, nn
 from rlcore.spi import ModelSpec
 from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.families.vision_weights import empty_vision
-from rlcore_megatron.modules.packing import ImageInputs, PackedBatch
-from rlcore_model_files.images import load_image_processor
-from rlcore_torchkit.forward.image_forward import pixels_of, place_images
+from rlcore_megatron.modules.packing import PackedBatch
+from rlcore_torchkit.forward.context_parallel import ContextPart
+from rlcore_torchkit.forward.image_forward import ShownImages, image_processor, shown_images, unused_vision
 from rlcore_torchkit.trainer.microbatch import Microbatch
 
 
@@ -35,17 +33,11 @@ class ImageReader:
     @classmethod
     def of(cls, hf: Any, spec: ModelSpec) -> "ImageReader":
         """The reader of the model at `spec`; ModelError where it has no image processor."""
-        processor = load_image_processor(spec.path, spec.revision, trust_remote_code=spec.trust_remote_code)
-        return cls(processor, empty_vision(hf)[1])
+        return cls(image_processor(spec), empty_vision(hf)[1])
 
-    def read(self, batch: Microbatch) -> ImageInputs | None:
+    def read(self, batch: Microbatch) -> ShownImages | None:
         """None where no sequence has an image; ContractError where placeholders do not match the images."""
-        if batch.images is None or not any(batch.images):
-            return None
-        pixels, grids = pixels_of(self.processor, list(chain.from_iterable(batch.images)))
-        counts = [len(own) for own in batch.images]
-        places, positions = place_images(self.model, batch.tokens.cpu(), batch.packed, counts, grids)
-        return ImageInputs(pixels=pixels, grids=grids, places=places, positions=positions[:, 0])
+        return shown_images(self.processor, self.model, batch.tokens, batch.packed, batch.images)
 
 
 @define(eq=False)
@@ -136,33 +128,23 @@ def _add_features(number: int, _: Any, __: Any, options: dict[str, Any], output:
     return _Add.apply(hidden, placed, number), *others
 
 
-def place_features(vision: Any, embeddings: Tensor, batch: PackedBatch, begin: int) -> Tensor:
-    """[L, 1, H]: the embeddings of this rank's tokens, `begin` and those after it in the microbatch, with images in place of
-    placeholders. What layers add goes with the batch."""
-    images, end = batch.images, begin + len(embeddings)
-    num_before, num_through = (0, 0) if images is None else (int(images.places[:bound].sum()) for bound in (begin, end))
-    if images is None or num_before == num_through:
-        return embeddings + _nothing(vision)
-    pixels, grids, skipped = images.shown(num_before, num_through)
+def place_features(vision: Any, embeddings: Tensor, batch: PackedBatch, part: ContextPart) -> Tensor:
+    """[L, 1, H]: the embeddings of this rank's part of the microbatch, with images in place of placeholders. What layers add
+    goes with the batch."""
+    shown = None if batch.images is None else batch.images.part(part, int(vision.config.vision_config.spatial_merge_size) ** 2)
+    if shown is None or not shown.places.any():
+        return embeddings + unused_vision(vision)
     device = embeddings.device
-    found = vision.get_image_features(pixels.to(device), grids.to(device), return_dict=True)
-    own = slice(num_before - skipped, num_through - skipped)
-    features = torch.cat(tuple(found.pooler_output))[own]
-    deep = [_joined(each)[own] for each in getattr(found, "deepstack_features", None) or ()]
-    rows = images.places[begin:end].nonzero()[:, 0].to(device)
+    found = vision.get_image_features(shown.pixels.to(device), shown.grids.to(device), return_dict=True)
+    features, *deep = (
+        _joined(each)[shown.features] for each in (found.pooler_output, *(getattr(found, "deepstack_features", None) or ()))
+    )
+    rows = shown.places.nonzero()[:, 0].to(device)
     batch.placed = PlacedFeatures(rows=rows, features=[each.detach() for each in deep], gradients={})
     placed: Tensor = _Place.apply(embeddings, batch.placed, features, *deep)
     return placed
 
 
 def _joined(features: Any) -> Tensor:
-    """Features of all images; later versions of transformers divide them by images."""
+    """Return the features of all images, which transformers divides by images, but for those of layers before 5.19."""
     return features if isinstance(features, Tensor) else torch.cat(tuple(features))
-
-
-def _nothing(vision: nn.Module) -> Tensor | float:
-    """Return zero with a gradient for every trained parameter of the tower: all ranks reduce the same gradients."""
-    trained = [parameter for parameter in vision.parameters() if parameter.requires_grad]
-    if not (torch.is_grad_enabled() and trained):
-        return 0.0
-    return 0.0 * torch.stack([parameter.sum() for parameter in trained]).sum()
