@@ -17,9 +17,10 @@ SIZES: Mapping[str, int] = {
 }
 """Values of tiny configurations by the names of fields."""
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "afmoe": {"score_func": "sigmoid", "route_norm": True},
+    "afmoe": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
     "falcon": {"ffn_hidden_size": 512},
-    "hy_v3": {"first_k_dense_replace": 1},
+    "hy_v3": {"first_k_dense_replace": 1, "expert_hidden_dim": 64, "route_norm": True, "qk_norm": True},
+    "minimax_m2": {"rotary_dim": 16, "scoring_func": "sigmoid", "use_routing_bias": True},
     "glm4_moe": {"head_dim": 32},
     "deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
 }
