@@ -42,6 +42,8 @@ LATENT = frozenset({"deepseek_v2", "deepseek_v3"})
 """Models, by model_type, whose attention vLLM computes so."""
 READ_BY_VLLM = {"deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}}
 """Values of config.json, by model_type, with which vLLM chooses experts as transformers does without reading them."""
+COMPUTED_OTHERWISE = {"hrm_text": "whose prompts vLLM lets each token see as a whole; transformers sees earlier tokens alone"}
+"""Models, by model_type, that vLLM computes otherwise than transformers."""
 SCALES_POSITIONS = ("linear", "dynamic")
 """Position embeddings whose `factor` lengthens max_position_embeddings; the others' models state the longer length itself."""
 
@@ -152,6 +154,9 @@ def class_problems(content: Mapping[str, Any], file: Path, context: CheckContext
             path=str(file), found="a model of images, without torchvision", expected="what vLLM reads them with", remedy=remedy
         )
     yield from undescribed_problems(content, context)
+    if difference := COMPUTED_OTHERWISE.get(str(content.get("model_type"))):
+        found, remedy = f"model_type {content['model_type']}, {difference}", 'Take the generator "transformers"'
+        yield Problem(path=str(file), found=found, expected="a model that both compute alike", remedy=remedy)
     yield from _latent_problems(text, file, context.device)
     yield from _choice_problems(text, file, config)
     if context.device != "cpu":
