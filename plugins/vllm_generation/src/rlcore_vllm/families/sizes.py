@@ -36,7 +36,11 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "sliding_window_size": 6,
         "swa_head_dim": 32,
         "swa_num_attention_heads": 4,
-        "swa_num_key_value_heads": 2,
+        "swa_num_key_value_heads": 4,
+        "add_swa_attention_sink_bias": True,
+        "rope_theta": 5_000_000.0,
+        "swa_rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.334,
     },
     "qwen4_exp_text": {
         "indexer_n_heads": 16,
