@@ -1,6 +1,7 @@
 """Corrections of layers in which vLLM computes something else than transformers' classes, and so than the trainer."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,10 +21,18 @@ def compute_as_transformers() -> None:
         for layer in model.modules():
             if correct := CORRECTIONS.get(type(layer).__name__):
                 correct(layer)
+        for parameter in model.parameters():
+            _name_loader(getattr(parameter, "weight_loader", None))
         return model
 
     initialize.rlcore_own = own  # type: ignore[attr-defined]
     base_loader.initialize_model = initialize
+
+
+def _name_loader(loader: Any) -> None:
+    """Give a partial function its function's name: vLLM's layerwise reload asks each weight loader for one."""
+    if isinstance(loader, partial):
+        loader.__name__ = getattr(loader.func, "__name__", "partial")  # type: ignore[attr-defined]
 
 
 def _approximate_gelu(layer: Any) -> None:

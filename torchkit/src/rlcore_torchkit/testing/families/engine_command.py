@@ -83,11 +83,12 @@ def _tried(engine: TriedEngine, families: Sequence[Family], options: argparse.Na
 
 
 def _in_children(engine: TriedEngine, family: Family, time_limit: float) -> EngineOutcome:
-    """Try a family in float32, and on CUDA in bfloat16 where the engine has no kernels for float32."""
+    """Try a family in float32, and in bfloat16 where the engine has no kernels for float32."""
     outcome = _in_child(engine, family, "float32", time_limit)
-    if engine.device == "cuda" and outcome.verdict == "cannot":
-        outcome = _in_child(engine, family, "bfloat16", time_limit)
-    return outcome
+    if outcome.verdict != "cannot":
+        return outcome
+    other = _in_child(engine, family, "bfloat16", time_limit)
+    return outcome if other.verdict == "cannot" else other
 
 
 def _in_child(engine: TriedEngine, family: Family, dtype: spi.DtypeName, time_limit: float) -> EngineOutcome:

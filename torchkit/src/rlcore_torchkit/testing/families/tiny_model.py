@@ -30,8 +30,8 @@ def make_tiny(
 ) -> str:
     """Write a tiny random model of `model_type`; returns the options without which tokens would see later ones.
 
-    `sizes` are the values of fields by their names, `initial` is the standard deviation of weights; `further` options come after the family's own. ModelError where the
-    configuration is refused.
+    `sizes` are the values of fields by their names, `initial` is the standard deviation of weights; `further` options come
+    after the family's own. ModelError where the configuration is refused.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
