@@ -65,6 +65,7 @@ def test_nothing_is_imported_where_none_is_asked_for(install, found, monkeypatch
 
 def test_a_module_that_is_not_there() -> None:
     assert probe("rlcore_none")["error"].startswith("ModuleNotFoundError")
+    assert "rlcore_none" in probe("rlcore_none")["raised_in"]
     assert run(["-m", "rlcore_doctor.probe", "rlcore_none"], 60).output.startswith('{"error"')
 
 

@@ -57,6 +57,15 @@ def test_a_package_for_another_python_is_one_problem(played, install) -> None:
     assert page["libraries"][0]["import"] == {"error": "ImportError: x"}
 
 
+def test_a_library_that_fails_by_a_package_for_another_python_is_no_second_problem(played, install) -> None:
+    install("transformers", "5.24.0", files=["transformers/__init__.py"])
+    install("regex", "1.0", files=["regex/__init__.py", "regex/_regex.cpython-399-x86_64-linux-gnu.so"])
+    result = {"error": "ImportError: _regex", "raised_in": ["regex", "transformers"]}
+    played.setattr("rlcore_doctor.libraries.run", lambda *_: Outcome(output=json.dumps(result), errors="", code=0))
+    (problem,) = report(None, 1.0, imports=True)["problems"]
+    assert problem["found"].startswith("regex 1.0 is for another Python or system")
+
+
 @pytest.mark.parametrize(("is_visible", "note"), [(True, "torch is a build for CPUs"), (False, "CUDA_VISIBLE_DEVICES hides")])
 def test_gpus_that_a_run_does_not_take_are_a_note(played, install, is_visible: bool, note: str) -> None:
     played.setattr("rlcore_doctor.machine.gpus", lambda: [GPU])

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -78,14 +78,17 @@ def _imported(module: str, seconds: float) -> dict[str, Any]:
         return {"error": f"the process {ended.ending}"}
 
 
-def import_findings(found: Iterable[Library], seconds: float | None) -> Iterator[Finding]:
-    """Yield the libraries that cannot be imported, or not in time."""
+def import_findings(
+    found: Iterable[Library], seconds: float | None, broken: Collection[str] = frozenset()
+) -> Iterator[Finding]:
+    """Yield the libraries that cannot be imported, or not in time, unless the error comes from a package whose import name is
+    among the `broken`, which have findings of their own."""
     for library in found:
         package, result = library.package, library.result
         if result.get("late"):
             text = f"{package.label} was not imported after {seconds or 0:g} s"
             yield Finding(found=text, remedy=f"rlcore doctor --timeout {10 * (seconds or 0):g}")
-        elif "error" in result:
+        elif "error" in result and not set(broken) & set(result.get("raised_in", ())):
             remedy = package.reinstall
             if package.name in UNUSED_BY_TEXT:
                 remedy = f"pip uninstall {package.name}, which text models do not need; or install the one of your torch"

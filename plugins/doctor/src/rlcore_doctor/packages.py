@@ -87,6 +87,14 @@ class Package:
         return reinstall(self.name, self.version, self.distribution)
 
     @property
+    def import_names(self) -> set[str]:
+        """The names by which its modules are imported, by the names of its files."""
+        with suppress(OSError, UnicodeDecodeError):
+            files = (self.distribution.read_text("RECORD") or "").splitlines()
+            return {re.split(r"[/.,]", file, maxsplit=1)[0] for file in files if ".dist-info/" not in file}
+        return set()
+
+    @property
     def optional(self) -> list[Requirement]:
         """The requirements of its extras."""
         return [one for one in self.requires if "extra" in str(one.marker) and not one.name.startswith(CORE)]

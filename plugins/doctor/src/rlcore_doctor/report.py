@@ -83,7 +83,8 @@ def _findings(
     yield from foreign
     yield from unmet_requirements(found)
     mended = {one.remedy for one in foreign}
-    yield from (one for one in import_findings(own_libraries, seconds) if one.remedy not in mended)
+    broken = {name for package in found.values() if package.reinstall in mended for name in package.import_names}
+    yield from (one for one in import_findings(own_libraries, seconds, broken) if one.remedy not in mended)
     yield from device_findings(own_libraries, has_gpus)
     yield from plugins.findings(found)
 
