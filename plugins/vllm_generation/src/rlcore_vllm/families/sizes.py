@@ -11,10 +11,12 @@ _KEPT = frozenset({"mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "index_n
 SIZES: Mapping[str, int] = {
     **{name: value if name in _KEPT else _SCALED.get(value, value) for name, value in SMALLEST.items()},
     "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
     "index_head_dim": 128,
     "mamba_d_ssm": 256,
-    "qk_head_dim": 96,
+    "qk_head_dim": 192,
 }
 """Values of tiny configurations by the names of fields."""
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
