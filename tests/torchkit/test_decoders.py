@@ -89,9 +89,13 @@ def test_a_class_that_is_newer_than_transformers_is_refused_with_the_version_tha
             "transformers 9.9 is the first that knows it: pip install 'transformers>=9.9,<5.25'; or read the code, and then "
             "set model.trust_remote_code to true",
         ),
+        (
+            {"model_type": "gpt8", "auto_map": {"AutoModelForCausalLM": "mine.Mine"}, "transformers_version": "99.1.0"},
+            "Read it, and then set model.trust_remote_code to true",
+        ),
         ({"model_type": "gpt8"}, "Correct it, or give the class as a file: docs/models.md, A model that is new"),
     ],
-    ids=["known from a version on", "with code of its own", "unknown"],
+    ids=["known from a version on", "with code of its own", "with code of its own alone", "unknown"],
 )
 def test_a_model_type_that_transformers_lacks_is_refused_with_what_to_do(content, expected, monkeypatch):
     monkeypatch.setitem(requirements.FIRST_VERSIONS, "gpt9", "9.9")

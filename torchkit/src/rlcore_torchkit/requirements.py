@@ -121,21 +121,26 @@ def _build(distribution: str) -> str:
 def newer_transformers(config: Mapping[str, Any]) -> str:
     """Return the remedy for a model whose class the installed transformers lacks: the first version that has it, or the one
     that wrote its config.json; "" where neither is known to be newer."""
-    written, here, supported = (
-        str(config.get("transformers_version")),
-        installed_version("transformers"),
-        REQUIRED["transformers"],
-    )
-    first = FIRST_VERSIONS.get(str(config.get("model_type")))
-    if first is not None and here is not None and Version(first) > here:
-        end = "".join(f",{limit}" for limit in supported if limit.operator == "<")
-        return f"transformers {first} is the first that knows it: pip install 'transformers>={first}{end}'"
+    if remedy := first_transformers(config):
+        return remedy
+    written, here = str(config.get("transformers_version")), installed_version("transformers")
     with suppress(InvalidVersion):
         version = Version(written).base_version
         if here is not None and Version(version) > here:
+            supported = REQUIRED["transformers"]
             untried = "" if supported.contains(version) else f"; rlcore was tried with transformers{supported} alone"
             return f"transformers {written} wrote config.json and knows it: pip install 'transformers>={version}'{untried}"
     return ""
+
+
+def first_transformers(config: Mapping[str, Any]) -> str:
+    """Return the remedy that installs the first transformers with the class of a model; "" where the installed one is no older,
+    or none is known."""
+    first, here = FIRST_VERSIONS.get(str(config.get("model_type"))), installed_version("transformers")
+    if first is None or here is None or Version(first) <= here:
+        return ""
+    end = "".join(f",{limit}" for limit in REQUIRED["transformers"] if limit.operator == "<")
+    return f"transformers {first} is the first that knows it: pip install 'transformers>={first}{end}'"
 
 
 def installed_version(distribution: str) -> Version | None:

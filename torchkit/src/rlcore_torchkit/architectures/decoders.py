@@ -10,7 +10,7 @@ from rlcore.spi.errors import ModelError, Problem
 from rlcore_model_files.weight_headers import TEXT_KEYS
 from rlcore_torchkit.architectures.architecture import ARCHITECTURES, Architecture
 from rlcore_torchkit.architectures.registry import find_architecture
-from rlcore_torchkit.requirements import newer_transformers
+from rlcore_torchkit.requirements import first_transformers, newer_transformers
 from rlcore_torchkit.transformers_import import import_transformers
 
 _ATTENTION_KINDS = {"full_attention", "sliding_attention"}
@@ -109,8 +109,8 @@ def _class_problems(config: Mapping[str, Any], path: str, trust_remote_code: boo
         if not trust_remote_code:
             given = f"model_type {model_type}, whose code comes with the model"
             remedy = "Read it, and then set model.trust_remote_code to true"
-            if newer := newer_transformers(config):
-                remedy = f"{newer}; or read the code, and then set model.trust_remote_code to true"
+            if first := first_transformers(config):
+                remedy = f"{first}; or read the code, and then set model.trust_remote_code to true"
             yield Problem(path=path, found=given, expected=f"{expected}, or code that the recipe trusts", remedy=remedy)
     elif known is None:
         remedy = newer_transformers(config) or "Correct it, or give the class as a file: docs/models.md, A model that is new"

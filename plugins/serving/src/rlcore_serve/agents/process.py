@@ -106,7 +106,7 @@ class _Program(asyncio.SubprocessProtocol):
             self._transport.send_signal(signal.SIGCONT)  # the program may have stopped it
 
     async def close(self) -> None:
-        """Wait until its processes have ended and its output is read. Where it is cancelled, CancelledError comes after that."""
+        """Wait until its processes have ended and its output is read; CancelledError comes after that."""
         try:
             await asyncio.wait([self._is_gone], timeout=KILL_S)
         except asyncio.CancelledError:  # an event loop that closes has to hear of the end before
