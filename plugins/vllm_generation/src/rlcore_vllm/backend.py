@@ -165,8 +165,7 @@ class VllmBackend:
         _in_parallel(replica.close for replica in self._replicas)
 
     def held_digests(self) -> list[dict[str, int]]:
-        """The digest of each tensor that an engine's rank computes with, rank by rank (`ranks/held_digests.py`); nothing may be
-        generating."""
+        """The digest of each tensor that an engine's rank computes with, rank by rank; nothing may be generating."""
         answers = _await(replica.call_workers("rlcore_held_digests", {}) for replica in self._replicas)
         return [digests for ranks in answers for digests in ranks]
 

@@ -32,7 +32,6 @@ class TriedVllm(TriedEngine):
 
     name = "vllm"
     command = "rlcore_vllm.families"
-    page = "docs/vllm.md"
     channel = "in_process"
     preloaded = (
         "rlcore_torchkit.testing.families.engine_trial",

@@ -13,12 +13,13 @@ from vllm.config import set_current_vllm_config
 from vllm.platforms import current_platform
 
 from rlcore.spi import RefitError
+from rlcore_torchkit.refit.held_digests import held_digests
 from rlcore_vllm.engines import versions
 from rlcore_vllm.engines.rank_recorders import Order, RankRecorders
 from rlcore_vllm.ranks.exact_layers import compute_as_transformers
 from rlcore_vllm.ranks.fixed_length_drafts import use_fixed_length_drafts
-from rlcore_vllm.ranks.held_digests import held_digests
 from rlcore_vllm.ranks.invariant import use_invariant_kernels
+from rlcore_vllm.ranks.packed_weights import packed_outputs
 from rlcore_vllm.ranks.weight_transfer import RlcoreWeightTransferEngine, register
 
 register()
@@ -75,7 +76,7 @@ class WorkerExtension:
         """The digests of what this rank computes with."""
         worker: Any = self
         with _current_device(self.device):
-            return held_digests(worker.model_runner.get_model())
+            return held_digests(worker.model_runner.get_model(), packed_outputs)
 
     def _rlcore_step(self, step: str, content: dict[str, Any]) -> dict[str, Any]:
         worker: Any = self

@@ -31,9 +31,8 @@ class TriedEngine(ABC):
     """The generator's name in a recipe."""
     command: ClassVar[str]
     """The module that `python -m` runs."""
-    page: ClassVar[str]
-    """The page that holds its tables."""
     channel: ClassVar[str]
+    """The channel of refits."""
     preloaded: ClassVar[Sequence[str]] = ()
     """Modules that children begin with, where they are forked."""
     provider: ClassVar[spi.Provider]
