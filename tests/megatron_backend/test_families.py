@@ -8,6 +8,7 @@ import pytest
 from attrs import evolve
 from lora_support import linear_names
 from megatron_families import FAMILIES, WITHOUT_ADAPTERS, make_own
+from megatron_image_cases import FAMILIES as IMAGE_FAMILIES
 from megatron_support import make_backend
 from packaging.version import Version
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -23,7 +24,7 @@ from rlcore_megatron.layouts.stages import layers_of_stages
 from rlcore_megatron.setup import requirements
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_torchkit.adapters.lora_targets import linear_layers
-from rlcore_torchkit.architectures.decoders import IMAGE_MODELS, described_family
+from rlcore_torchkit.architectures.decoders import described_family
 
 ONE = MegatronConfig(tensor_parallel=1, expert_parallel=1, context_parallel=1, pipeline_parallel=1)
 
@@ -50,7 +51,7 @@ def found(directory: Path, config: MegatronConfig = ONE, **options: object) -> l
 
 
 def test_all_that_are_registered_are_tried() -> None:
-    assert REGISTERED.keys() == FAMILIES.keys() | IMAGE_MODELS.keys(), "test_images has those of images"
+    assert REGISTERED.keys() == FAMILIES.keys() | set(IMAGE_FAMILIES), "test_images has those of images"
 
 
 @pytest.mark.parametrize("name", FAMILIES)
