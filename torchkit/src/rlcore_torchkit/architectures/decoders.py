@@ -9,6 +9,7 @@ from typing import Any
 from rlcore.spi.errors import ModelError, Problem
 from rlcore_model_files.weight_headers import TEXT_KEYS
 from rlcore_torchkit.architectures.architecture import ARCHITECTURES, Architecture
+from rlcore_torchkit.architectures.registered_classes import registered_class
 from rlcore_torchkit.architectures.registry import find_architecture
 from rlcore_torchkit.requirements import newer_transformers
 from rlcore_torchkit.transformers_import import import_transformers
@@ -105,6 +106,7 @@ def _class_problems(config: Mapping[str, Any], path: str, trust_remote_code: boo
     classes = config.get("architectures") or ["none"]
     found = classes[0] if isinstance(classes, list) else classes
     known = IMAGE_MODELS.get(model_type) or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    known = known or registered_class(model_type)
     if known is None and config.get("auto_map"):
         if not trust_remote_code:
             given = f"model_type {model_type}, whose code comes with the model"

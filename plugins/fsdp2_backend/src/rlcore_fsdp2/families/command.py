@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="model_types to try; all by default")
     parser.add_argument("--model", type=Path, metavar="DIRECTORY", help="try the model in this directory alone")
     parser.add_argument("--trust-remote-code", action="store_true", help="run the code that comes with it")
+    parser.add_argument("--trainer", default="fsdp2", metavar="NAME", help="the trainer for --model (default fsdp2)")
     parser.add_argument("--results", type=Path, help="a file of outcomes: sound ones of the same code are not tried again")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="the page whose table, or rows of --only, are replaced")
     parser.add_argument("--jobs", type=int, default=2, help="families at the same time (default 2)")
@@ -46,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from rlcore_fsdp2.families.trial import try_model
 
         with tempfile.TemporaryDirectory() as scratch:
-            outcome = try_model(options.model, Path(scratch), trust_remote_code=options.trust_remote_code)
+            choices = {"trust_remote_code": options.trust_remote_code, "trainer": options.trainer}
+            outcome = try_model(options.model, Path(scratch), **choices)
         print(outcome.line)
         return 0 if outcome.agrees else 1
     known = class_names()
