@@ -42,10 +42,9 @@ def trainer_context(model: spi.ModelSpec) -> spi.TrainerContext:
     )
 
 
-def check_step(trainer: Any, model: spi.ModelSpec, scratch: Path) -> None:
+def check_step(trainer: Any, reference: Reference, scratch: Path) -> None:
     """Compare the trainer's log-probabilities, and a step, with the reference's."""
-    reference = Reference(model)
-    batch = make_batch(reference.vocab_size - SPECIAL)
+    batch = reference.batch(reference.vocab_size - SPECIAL)
     alone = [batch.select(np.array([number])) for number in range(len(LENGTHS))]
     with torch.no_grad():
         expected = reference.logprobs(batch).numpy()

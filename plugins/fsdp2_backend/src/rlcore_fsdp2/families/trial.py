@@ -21,9 +21,12 @@ from rlcore_fsdp2.families.checks import (
     trainer_context,
 )
 from rlcore_fsdp2.families.corrections import UNTRIED
+from rlcore_fsdp2.families.images import ImageReference, make_tiny_image_model
 from rlcore_fsdp2.families.outcome import Outcome
+from rlcore_fsdp2.families.reference import Reference
 from rlcore_fsdp2.families.tiny_model import make_tiny
-from rlcore_torchkit.architectures.decoders import has_states, is_described
+from rlcore_torchkit.architectures.decoders import IMAGE_MODELS, has_states, is_described
+from rlcore_torchkit.architectures.image_faults import image_fault
 from rlcore_torchkit.forward.decoder_forward import has_own_attention
 from rlcore_torchkit.huggingface.models import quiet_transformers
 
@@ -48,6 +51,25 @@ def try_family(model_type: str, class_name: str, scratch: Path) -> Outcome:
     return _tried(evolve(outcome, options=options), model, scratch)
 
 
+def try_image_family(model_type: str, class_name: str, scratch: Path) -> Outcome:
+    """Return the outcome for the model of images that transformers builds of `model_type`, of its trainer alone; files go to
+    `scratch`."""
+    outcome = Outcome(model_type=model_type, class_name=class_name)
+    torch.manual_seed(0)
+
+    def train() -> None:
+        if model_type not in IMAGE_MODELS:
+            raise spi.ModelError([spi.Problem(path="config.json", found=image_fault(model_type), expected="another class")])
+        make_tiny_image_model(model_type, class_name, scratch / "model")
+        model = spi.ModelSpec(path=str(scratch / "model"), dtype="float32")
+        with _closing() as closed:
+            trainer = _build(_installed("trainers", "fsdp2"), trainer_context(model), closed)
+            check_step(trainer, ImageReference(model), scratch)
+
+    with quiet_transformers():
+        return evolve(outcome, **_judged("trainer", train))
+
+
 def try_model(directory: Path, scratch: Path, *, trust_remote_code: bool = False, trainer: str = "fsdp2") -> Outcome:
     """Return the outcome for the model in `directory`, of any size and family, with an installed trainer; files go to
     `scratch`."""
@@ -63,7 +85,7 @@ def _tried(outcome: Outcome, model: spi.ModelSpec, scratch: Path, trainer: str =
         def train() -> None:
             trainers.append(_build(_installed("trainers", trainer), trainer_context(model), closed))
             ways.append(_way(trainers[0].policy) if trainer == "fsdp2" else trainer)
-            check_step(trainers[0], model, scratch)
+            check_step(trainers[0], Reference(model), scratch)
 
         def generate() -> None:
             generator = _build(
