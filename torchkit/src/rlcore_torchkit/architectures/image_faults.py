@@ -4,9 +4,13 @@ Importing this file imports neither torch nor transformers.
 """
 
 import inspect
+import re
 import sys
 
 from rlcore_torchkit.transformers_import import import_transformers
+
+_IMAGE_MASKS = re.compile("block_sequence_ids|token_type_ids_mask_function")
+"""Functions of transformers that let all tokens of an image see each other."""
 
 
 def image_fault(model_type: str) -> str:
@@ -20,10 +24,11 @@ def image_fault(model_type: str) -> str:
     if kind is None:
         return ""
     inputs = inspect.signature(kind.forward).parameters
-    classes = [found for _, found in inspect.getmembers(sys.modules[kind.__module__], inspect.isclass)]
+    module = sys.modules[kind.__module__]
+    classes = [found for _, found in inspect.getmembers(module, inspect.isclass)]
     if inputs.keys() & {"cross_attention_mask", "decoder_input_ids", "image_attention_mask"}:
         return f"{name}, whose layers read images by cross-attention"
-    if "token_type_ids" in inputs:
+    if inputs.keys() & {"token_type_ids", "mm_token_type_ids"} and _IMAGE_MASKS.search(inspect.getsource(module)):
         return f"{name}, whose tokens of an image see later ones of the same image"
     if "image_grid_thw" not in inputs:
         return f"{name}, which takes images without their grids of patches (image_grid_thw)"
