@@ -1,12 +1,15 @@
 """Families against transformers: some in each run of the tests, all of them in the long ones."""
 
 import pytest
+from safetensors.torch import load_file
 
 from rlcore_fsdp2.families import checks
 from rlcore_fsdp2.families.command import class_names
+from rlcore_fsdp2.families.images import ImageReference
 from rlcore_fsdp2.families.reference import Reference
 from rlcore_fsdp2.families.tiny_model import make_tiny
-from rlcore_fsdp2.families.trial import try_family, try_model
+from rlcore_fsdp2.families.trial import try_family, try_image_family, try_model
+from rlcore_torchkit.architectures.decoders import IMAGE_MODELS, is_vision
 
 NAMES = class_names()
 SOME = ["bloom", "deepseek_v32", "falcon_mamba", "gemma4_text", "hrm_text", "minimax", "qwen3_5_text", "bert", "camembert"]
@@ -22,6 +25,26 @@ def test_a_family_agrees_with_transformers_or_is_refused_with_a_reason(name, tmp
     assert (outcome.trainer != "agrees") == bool(outcome.trainer_reason)
     if name in SOME:
         assert (outcome.trainer, outcome.generator) == ("agrees", "agrees")
+
+
+@pytest.mark.wide(keep=["qwen3_5", "glm4v", "qwen3_vl_moe"])
+@pytest.mark.parametrize("name", sorted(IMAGE_MODELS))
+def test_a_model_of_images_agrees_with_transformers(name, tmp_path):
+    outcome = try_image_family(name, IMAGE_MODELS[name], tmp_path)
+    assert outcome.trainer == "agrees", outcome.line
+    assert any(map(is_vision, load_file(tmp_path / "model" / "model.safetensors")))
+
+
+def test_other_images_are_wrong(tmp_path, monkeypatch):
+    monkeypatch.setattr(ImageReference, "logits", lambda self, tokens, files: Reference.logits(self, tokens, ()))
+    assert try_image_family("qwen3_vl", IMAGE_MODELS["qwen3_vl"], tmp_path).trainer == "wrong"
+
+
+def test_other_classes_of_images_are_refused_with_the_reason(tmp_path):
+    for name, reason in (("gemma3", "see later ones"), ("mllama", "cross-attention"), ("llava", "image_grid_thw")):
+        outcome = try_image_family(name, "", tmp_path)
+        assert outcome.trainer == "refused"
+        assert reason in outcome.trainer_reason
 
 
 def test_other_numbers_are_wrong(tmp_path, monkeypatch):

@@ -21,10 +21,12 @@ from rlcore_fsdp2.families.checks import (
     trainer_context,
 )
 from rlcore_fsdp2.families.corrections import UNTRIED
+from rlcore_fsdp2.families.images import ImageReference, make_tiny_image_model
 from rlcore_fsdp2.families.outcome import Outcome
+from rlcore_fsdp2.families.reference import Reference
 from rlcore_fsdp2.families.tiny_model import make_tiny
-from rlcore_fsdp2.provider import PROVIDER
-from rlcore_torchkit.architectures.decoders import has_states, is_described
+from rlcore_torchkit.architectures.decoders import IMAGE_MODELS, has_states, is_described
+from rlcore_torchkit.architectures.image_faults import image_fault
 from rlcore_torchkit.forward.decoder_forward import has_own_attention
 from rlcore_torchkit.huggingface.models import quiet_transformers
 
@@ -49,29 +51,59 @@ def try_family(model_type: str, class_name: str, scratch: Path) -> Outcome:
     return _tried(evolve(outcome, options=options), model, scratch)
 
 
-def try_model(directory: Path, scratch: Path, *, trust_remote_code: bool = False) -> Outcome:
-    """Return the outcome for the model in `directory`, of any size and family; files go to `scratch`."""
+def try_image_family(model_type: str, class_name: str, scratch: Path) -> Outcome:
+    """Return the outcome for the model of images that transformers builds of `model_type`, of its trainer alone; files go to
+    `scratch`."""
+    outcome = Outcome(model_type=model_type, class_name=class_name)
+    torch.manual_seed(0)
+
+    def train() -> None:
+        if model_type not in IMAGE_MODELS:
+            raise spi.ModelError([spi.Problem(path="config.json", found=image_fault(model_type), expected="another class")])
+        make_tiny_image_model(model_type, class_name, scratch / "model")
+        model = spi.ModelSpec(path=str(scratch / "model"), dtype="float32")
+        with _closing() as closed:
+            trainer = _build(_installed("trainers", "fsdp2"), trainer_context(model), closed)
+            check_step(trainer, ImageReference(model), scratch)
+
+    with quiet_transformers():
+        return evolve(outcome, **_judged("trainer", train))
+
+
+def try_model(directory: Path, scratch: Path, *, trust_remote_code: bool = False, trainer: str = "fsdp2") -> Outcome:
+    """Return the outcome for the model in `directory`, of any size and family, with an installed trainer; files go to
+    `scratch`."""
     model = spi.ModelSpec(path=str(directory), dtype="float32", trust_remote_code=trust_remote_code)
-    return _tried(Outcome(model_type=str(directory), class_name=""), model, scratch)
+    return _tried(Outcome(model_type=str(directory), class_name=""), model, scratch, trainer)
 
 
-def _tried(outcome: Outcome, model: spi.ModelSpec, scratch: Path) -> Outcome:
+def _tried(outcome: Outcome, model: spi.ModelSpec, scratch: Path, trainer: str = "fsdp2") -> Outcome:
     trainers: list[Any] = []
     ways: list[str] = []
     with _closing() as closed:
 
         def train() -> None:
-            trainers.append(_build(PROVIDER, trainer_context(model), closed))
-            ways.append(_way(trainers[0].policy))
-            check_step(trainers[0], model, scratch)
+            trainers.append(_build(_installed("trainers", trainer), trainer_context(model), closed))
+            ways.append(_way(trainers[0].policy) if trainer == "fsdp2" else trainer)
+            check_step(trainers[0], Reference(model), scratch)
 
         def generate() -> None:
-            (point,) = installed_entry_points().entry_points.select(group="rlcore.generators", name="transformers")
-            generator = _build(point.load(), generator_context(model, has_trainer=bool(trainers)), closed)
+            generator = _build(
+                _installed("generators", "transformers"), generator_context(model, has_trainer=bool(trainers)), closed
+            )
             check_samples(generator, trainers[0] if trainers else None, model)
 
         outcome = evolve(outcome, **_judged("trainer", train), way="".join(ways))
         return outcome if outcome.trainer in ("wrong", "crashed") else evolve(outcome, **_judged("generator", generate))
+
+
+def _installed(role: str, name: str) -> spi.Provider:
+    """Return the installed provider of a role. LookupError without exactly one."""
+    points = list(installed_entry_points().entry_points.select(group=f"rlcore.{role}", name=name))
+    if len(points) != 1:
+        raise LookupError(f"{len(points)} installed {role} {name}; expected one")
+    provider: spi.Provider = points[0].load()
+    return provider
 
 
 def _judged(role: str, check: Callable[[], None]) -> dict[str, str]:
