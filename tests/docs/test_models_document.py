@@ -77,7 +77,7 @@ def test_models_of_images_agree_or_are_refused_with_their_reason():
     table = (ROOT / "docs/models.md").read_text().partition(IMAGE_BEGIN)[2].partition(IMAGE_END)[0]
     rows = {name: (verdict, reason) for name, verdict, reason in IMAGE_ROW.findall(table) if name != "model_type"}
     expected = {name: ("refused", image_fault(name)) for name in image_class_names()}
-    assert rows == expected | {name: ("agrees", "") for name in IMAGE_MODELS}
+    assert rows == expected | dict.fromkeys(IMAGE_MODELS, ("agrees", ""))
     listed = (ROOT / "docs/images.md").read_text().partition("| models |")[2].partition("\n")[0]
     assert set(re.findall(r"`(\w+)`", listed)) == IMAGE_MODELS.keys()
 
