@@ -1,15 +1,19 @@
 """Families against transformers: some in each run of the tests, all of them in the long ones."""
 
 import pytest
-from safetensors.torch import load_file
+import torch
+from attrs import evolve
 
-from rlcore_fsdp2.families import checks
+from rlcore.spi import ModelSpec
 from rlcore_fsdp2.families.command import class_names
 from rlcore_fsdp2.families.images import ImageReference
 from rlcore_fsdp2.families.reference import Reference
 from rlcore_fsdp2.families.tiny_model import make_tiny
 from rlcore_fsdp2.families.trial import try_family, try_image_family, try_model
-from rlcore_torchkit.architectures.decoders import IMAGE_MODELS, is_vision
+from rlcore_torchkit.architectures.decoders import IMAGE_MODELS, has_states, is_vision
+from rlcore_torchkit.forward.image_forward import decode_images, image_processor, shown_images
+from rlcore_torchkit.huggingface.models import load_model
+from rlcore_torchkit.layers.attention import PackedSequences
 
 NAMES = class_names()
 SOME = ["bloom", "deepseek_v32", "falcon_mamba", "gemma4_text", "hrm_text", "minimax", "qwen3_5_text", "bert", "camembert"]
@@ -32,7 +36,19 @@ def test_a_family_agrees_with_transformers_or_is_refused_with_a_reason(name, tmp
 def test_a_model_of_images_agrees_with_transformers(name, tmp_path):
     outcome = try_image_family(name, IMAGE_MODELS[name], tmp_path)
     assert outcome.trainer == "agrees", outcome.line
-    assert any(map(is_vision, load_file(tmp_path / "model" / "model.safetensors")))
+    check_chosen_features(ModelSpec(path=str(tmp_path / "model")))
+
+
+@torch.no_grad()
+def check_chosen_features(spec):
+    """A context rank chooses rows of the vision tower's output: all of them are what the class takes by itself."""
+    model, batch = load_model(spec, dtype=torch.float32, any_decoder=True), ImageReference(spec).batch(80)
+    assert any(is_vision(name) for name, _ in model.named_parameters())
+    tokens, packed = torch.from_numpy(batch.tokens), PackedSequences.from_offsets(batch.offsets, "cpu")
+    shown = shown_images(image_processor(spec), model, tokens, packed, batch.images)
+    every = evolve(shown, features=slice(0, int(shown.places.sum())))
+    if not has_states(model):
+        assert torch.equal(decode_images(model, tokens, packed, shown), decode_images(model, tokens, packed, every))
 
 
 def test_other_images_are_wrong(tmp_path, monkeypatch):
@@ -61,7 +77,7 @@ def test_what_is_raised_is_a_crash_with_its_place(tmp_path, monkeypatch):
     def fails(*_: object) -> None:
         raise ZeroDivisionError("no batch")
 
-    monkeypatch.setattr(checks, "make_batch", fails)
+    monkeypatch.setattr(Reference, "batch", fails)
     outcome = try_family("llama", NAMES["llama"], tmp_path)
     assert outcome.trainer == "crashed"
     assert outcome.trainer_reason.startswith("ZeroDivisionError: no batch (test_trial.py:")

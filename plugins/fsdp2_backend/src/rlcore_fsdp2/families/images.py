@@ -16,7 +16,6 @@ from rlcore.spi import ModelSpec, TokenBatch
 from rlcore.spi.arrays import offsets_of
 from rlcore_fsdp2.families.reference import Reference, make_batch
 from rlcore_fsdp2.families.tiny import VOCAB_SIZE, tiny_options
-from rlcore_model_files.images import decode_image, load_image_processor
 from rlcore_torchkit.testing.models import make_tokenizer
 
 _HIDDEN = 64
@@ -108,10 +107,10 @@ class ImageReference(Reference):
     """A model of images as transformers computes and torch trains it."""
 
     def __init__(self, model: ModelSpec) -> None:
-        from transformers import AutoModelForImageTextToText
+        from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
         super().__init__(model, AutoModelForImageTextToText)
-        self._processor = load_image_processor(model.path, None, trust_remote_code=False)
+        self._processor: Any = AutoImageProcessor.from_pretrained(model.path)
 
     def batch(self, highest: int) -> TokenBatch:
         """The batch of `make_batch`, whose sequences begin with a token and their images."""
@@ -134,7 +133,10 @@ class ImageReference(Reference):
         )
 
     def _inputs(self, files: tuple[bytes, ...]) -> dict[str, Tensor]:
-        return dict(self._processor(images=[decode_image(file) for file in files], return_tensors="pt"))
+        from PIL import Image
+
+        images = [Image.open(io.BytesIO(file)).convert("RGB") for file in files]
+        return dict(self._processor(images=images, return_tensors="pt"))
 
     def logits(self, tokens: Tensor, files: tuple[bytes, ...]) -> Tensor:
         """float32 [length, vocabulary] of one sequence."""
