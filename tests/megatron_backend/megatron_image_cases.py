@@ -100,7 +100,7 @@ class Place(Launch, Comparing):
     @property
     def bounds(self) -> Bounds:
         if self.dtype == "bfloat16":
-            return BFLOAT16
+            return evolve(BFLOAT16, gradient=0.3)  # the tower's layers round before the decoder's do, and behind them
         return FLOAT32 if self.device == "cpu" else FLOAT32_CUDA
 
     def backend(self, row: Row) -> MegatronBackend:

@@ -8,7 +8,7 @@ from attrs import evolve
 
 from rlcore.spi import Problem
 from rlcore_fsdp2.config import Fsdp2Config
-from rlcore_torchkit.architectures.decoders import is_image_model
+from rlcore_torchkit.architectures.decoders import is_image_model, state_kinds
 from rlcore_torchkit.architectures.dims import ModelDims
 
 SECTION = "trainer.fsdp2"
@@ -67,6 +67,9 @@ def undescribed_problems(
 
 def _image_context_problems(context: int, model: Mapping[str, Any]) -> Iterator[Problem]:
     """Refuse context ranks that do not divide the heads of a language model that reads images."""
+    if context > 1 and (kinds := state_kinds(model)):
+        found, remedy = f"{context} for layers of {', '.join(sorted(kinds))}", "Their states pass from token to token"
+        yield option_problem("context_parallel", found, "1", remedy)
     key = "num_attention_heads"
     heads = (model.get("text_config") or model).get(key)
     if type(heads) is int and heads % context:

@@ -84,10 +84,10 @@ def padded_forward(model: Any, tokens: Tensor, packed: PackedSequences) -> Tenso
 
     What layers hand from token to token then begins anew with each row, and no token sees the padding behind it.
     """
-    return _by_rows(lambda rows: decode_rows(model, rows, *_bounds_of(rows)), tokens, packed)
+    return _by_rows(lambda rows: decode_rows(model, rows, *bounds_of_rows(rows)), tokens, packed)
 
 
-def _bounds_of(rows: Tensor) -> tuple[Tensor, PackedSequences]:
+def bounds_of_rows(rows: Tensor) -> tuple[Tensor, PackedSequences]:
     """Positions [N, L], and the bounds of N sequences of L tokens."""
     count, length = rows.shape
     offsets = np.arange(count + 1, dtype=np.int64) * length
@@ -111,7 +111,7 @@ def _own_logits(model: Any, tokens: Tensor, packed: PackedSequences) -> Tensor:
     if has_own_attention(model):
         return _by_rows(compute, tokens, packed)
     if has_states(model):
-        return _by_rows(lambda rows: compute(rows, *_bounds_of(rows)), tokens, packed)
+        return _by_rows(lambda rows: compute(rows, *bounds_of_rows(rows)), tokens, packed)
     return compute(tokens[None], packed.position_ids, packed).squeeze(0)
 
 
@@ -122,16 +122,23 @@ def _by_rows(compute: Callable[[Tensor], Tensor], tokens: Tensor, packed: Packed
     they gather weights together, and so have to call layers equally often.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-        lengths, within = np.diff(packed.offsets), np.arange(packed.max_length)
-        gather = packed.offsets[:-1, None] + np.minimum(within, lengths[:, None] - 1)
-        real = np.flatnonzero(within < lengths[:, None])
-        rows = tokens[torch.from_numpy(gather).to(tokens.device)]
-        return _checked(compute(rows), rows).flatten(0, 1).index_select(0, torch.from_numpy(real).to(tokens.device))
+        gather, real = padded_rows(packed)
+        rows = tokens[gather]
+        return _checked(compute(rows), rows).flatten(0, 1).index_select(0, real)
     if packed.plan is None:
         rows = tokens.view(packed.num_sequences, packed.max_length)
         return _checked(compute(rows), rows).flatten(0, 1)
     groups = [tokens.index_select(0, bucket.gather).view(-1, bucket.length) for bucket in packed.plan.buckets]
     return torch.cat([_checked(compute(rows), rows).flatten(0, 1) for rows in groups]).index_select(0, packed.plan.restore)
+
+
+def padded_rows(packed: PackedSequences) -> tuple[Tensor, Tensor]:
+    """int64 [N, L]: the packed token at each place of a row for each sequence, its last token repeated as padding; and int64
+    [T]: the place of each packed token in the rows one after another. Both on the device."""
+    lengths, within = np.diff(packed.offsets), np.arange(packed.max_length)
+    gather = packed.offsets[:-1, None] + np.minimum(within, lengths[:, None] - 1)
+    real = np.flatnonzero(within < lengths[:, None])
+    return torch.from_numpy(gather).to(packed.device), torch.from_numpy(real).to(packed.device)
 
 
 def decode_rows(model: Any, rows: Tensor, positions: Tensor, packed: PackedSequences | Attention, **inputs: Any) -> Tensor:

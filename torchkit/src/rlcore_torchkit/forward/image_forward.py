@@ -17,9 +17,16 @@ from rlcore.spi.batch import Images, TokenBatch
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ContractError
 from rlcore_model_files.images import decode_image, load_image_processor
-from rlcore_torchkit.architectures.decoders import is_image_model, is_vision
+from rlcore_torchkit.architectures.decoders import has_states, is_image_model, is_vision
 from rlcore_torchkit.forward.context_parallel import ContextPart
-from rlcore_torchkit.forward.decoder_forward import decode_rows, general_forward, patch_decoder
+from rlcore_torchkit.forward.decoder_forward import (
+    bounds_of_rows,
+    decode_rows,
+    general_forward,
+    padded_forward,
+    padded_rows,
+    patch_decoder,
+)
 from rlcore_torchkit.layers.attention import PackedSequences
 from rlcore_torchkit.layers.packed_attention import Attention
 
@@ -89,9 +96,11 @@ def image_forward(processor: Any, model: Any, tokens: Tensor, packed: PackedSequ
     """Hidden states [T, H] after the final norm. `processor` is transformers' image processor of the model; `images` are the
     files that each sequence reads, a row of placeholders for each. ContractError where these rows have other lengths."""
     shown = shown_images(processor, model, tokens, packed, images)
+    keeps_states = has_states(model)
     if shown is None:
-        return general_forward(model, tokens, packed) + unused_vision(model)
-    return decode_images(model, tokens, packed, shown)
+        forward = padded_forward if keeps_states else general_forward
+        return forward(model, tokens, packed) + unused_vision(model)
+    return (_decode_padded if keeps_states else decode_images)(model, tokens, packed, shown)
 
 
 def shown_images(
@@ -116,6 +125,18 @@ def decode_images(model: Any, tokens: Tensor, packed: PackedSequences | Attentio
     with _placed(model.base_model, shown.places[None, :, None].to(device), shown.features):
         inputs = {"pixel_values": shown.pixels.to(device), "image_grid_thw": shown.grids.to(device)}
         return decode_rows(model, tokens[None], positions, packed, **inputs).squeeze(0)
+
+
+def _decode_padded(model: Any, tokens: Tensor, packed: PackedSequences, shown: ShownImages) -> Tensor:
+    """Hidden states [T, H] as `decode_images`, by a padded row for each sequence, with which states begin anew."""
+    gather, real = padded_rows(packed)
+    rows, device = tokens[gather], tokens.device
+    places = torch.zeros(rows.numel(), dtype=torch.bool, device=device).index_copy(0, real, shown.places.to(device))
+    positions = shown.positions.to(device)[:, 0, gather]
+    with _placed(model.base_model, places.view(*rows.shape, 1), shown.features):
+        inputs = {"pixel_values": shown.pixels.to(device), "image_grid_thw": shown.grids.to(device)}
+        hidden = decode_rows(model, rows, positions, bounds_of_rows(rows)[1], **inputs)
+    return hidden.flatten(0, 1).index_select(0, real)
 
 
 def pixels_of(processor: Any, files: Sequence[bytes]) -> tuple[Tensor, Tensor]:

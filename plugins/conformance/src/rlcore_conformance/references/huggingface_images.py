@@ -28,7 +28,7 @@ class HuggingFaceImages(HuggingFacePolicy):
         self._files: tuple[bytes, ...] = ()
 
     def reading(self, files: tuple[bytes, ...]) -> "HuggingFaceImages":
-        """The same model, whose sequences read these images."""
+        """Return a view of the model whose sequences read these images."""
         found = copy.copy(self)
         found._files = files
         return found

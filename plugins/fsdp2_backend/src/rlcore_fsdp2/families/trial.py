@@ -8,9 +8,11 @@ from attrs import evolve
 
 from rlcore import spi
 from rlcore_fsdp2.families.checks import check_samples, check_step
+from rlcore_fsdp2.families.images import ImageReference, make_tiny_image_model
 from rlcore_fsdp2.families.outcome import Outcome
-from rlcore_fsdp2.provider import PROVIDER
-from rlcore_torchkit.architectures.decoders import has_states, is_described
+from rlcore_fsdp2.families.reference import TrainedReference
+from rlcore_torchkit.architectures.decoders import IMAGE_MODELS, has_states, is_described
+from rlcore_torchkit.architectures.image_faults import image_fault
 from rlcore_torchkit.forward.decoder_forward import has_own_attention
 from rlcore_torchkit.huggingface.models import quiet_transformers
 from rlcore_torchkit.testing.families.backends import (
@@ -45,21 +47,42 @@ def try_family(model_type: str, class_name: str, scratch: Path) -> Outcome:
     return _tried(evolve(outcome, options=options), model, scratch)
 
 
-def try_model(directory: Path, scratch: Path, *, trust_remote_code: bool = False) -> Outcome:
-    """Return the outcome for the model in `directory`, of any size and family; files go to `scratch`."""
+def try_image_family(model_type: str, class_name: str, scratch: Path) -> Outcome:
+    """Return the outcome for the model of images that transformers builds of `model_type`, of its trainer alone; files go to
+    `scratch`."""
+    outcome = Outcome(model_type=model_type, class_name=class_name)
+    torch.manual_seed(0)
+
+    def train() -> None:
+        if model_type not in IMAGE_MODELS:
+            raise spi.ModelError([spi.Problem(path="config.json", found=image_fault(model_type), expected="another class")])
+        make_tiny_image_model(model_type, class_name, scratch / "model")
+        model = spi.ModelSpec(path=str(scratch / "model"), dtype="float32")
+        with closing() as closed:
+            trainer = build(installed_provider("trainers", "fsdp2"), trainer_context(model), closed)
+            check_step(trainer, ImageReference(model), scratch)
+
+    with quiet_transformers():
+        verdict, reason = judged(train)
+        return evolve(outcome, trainer=verdict, trainer_reason=reason)
+
+
+def try_model(directory: Path, scratch: Path, *, trust_remote_code: bool = False, trainer: str = "fsdp2") -> Outcome:
+    """Return the outcome for the model in `directory`, of any size and family, with an installed trainer; files go to
+    `scratch`."""
     model = spi.ModelSpec(path=str(directory), dtype="float32", trust_remote_code=trust_remote_code)
-    return _tried(Outcome(model_type=str(directory), class_name=""), model, scratch)
+    return _tried(Outcome(model_type=str(directory), class_name=""), model, scratch, trainer)
 
 
-def _tried(outcome: Outcome, model: spi.ModelSpec, scratch: Path) -> Outcome:
+def _tried(outcome: Outcome, model: spi.ModelSpec, scratch: Path, trainer: str = "fsdp2") -> Outcome:
     trainers: list[Any] = []
     ways: list[str] = []
     with closing() as closed:
 
         def train() -> None:
-            trainers.append(build(PROVIDER, trainer_context(model), closed))
-            ways.append(_way(trainers[0].policy))
-            check_step(trainers[0], model, scratch)
+            trainers.append(build(installed_provider("trainers", trainer), trainer_context(model), closed))
+            ways.append(_way(trainers[0].policy) if trainer == "fsdp2" else trainer)
+            check_step(trainers[0], TrainedReference(model), scratch)
 
         def generate() -> None:
             provider = installed_provider("generators", "transformers")

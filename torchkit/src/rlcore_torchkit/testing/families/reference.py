@@ -35,19 +35,29 @@ def make_batch(highest: int) -> TokenBatch:
 class Reference:
     """A model as transformers computes it in float32."""
 
-    def __init__(self, model: ModelSpec) -> None:
+    def __init__(self, model: ModelSpec, kind: Any = None) -> None:
+        """`kind` is the class of transformers that loads the model, AutoModelForCausalLM by default."""
         from transformers import AutoModelForCausalLM
 
         options = {"dtype": torch.float32, "attn_implementation": "eager", "trust_remote_code": model.trust_remote_code}
-        self.model: Any = AutoModelForCausalLM.from_pretrained(model.path, use_safetensors=True, **options).eval()
+        self.model: Any = (kind or AutoModelForCausalLM).from_pretrained(model.path, use_safetensors=True, **options).eval()
         self.model_type: str = self.model.config.model_type
         self.vocab_size: int = self.model.get_input_embeddings().weight.shape[0]
+
+    def batch(self, highest: int) -> TokenBatch:
+        """A batch of `make_batch`."""
+        return make_batch(highest)
+
+    def logits(self, tokens: Tensor, files: tuple[bytes, ...]) -> Tensor:  # noqa: ARG002
+        """float32 [length, vocabulary] of one sequence, which reads no files."""
+        found: Tensor = self.model(input_ids=tokens[None], use_cache=False).logits[0]
+        return found
 
     def logprobs(self, batch: TokenBatch) -> Tensor:
         """float32 [T], 0.0 at the first token of each sequence."""
         found = []
-        for tokens in np.split(batch.tokens, batch.offsets[1:-1]):
+        for number, tokens in enumerate(np.split(batch.tokens, batch.offsets[1:-1])):
             row = torch.from_numpy(tokens).long()
-            logits = self.model(input_ids=row[None], use_cache=False).logits[0, :-1].float()
+            logits = self.logits(row, () if batch.images is None else batch.images[number])[:-1].float()
             found += [torch.zeros(1), logits.log_softmax(-1).gather(1, row[1:, None])[:, 0]]
         return torch.cat(found)
