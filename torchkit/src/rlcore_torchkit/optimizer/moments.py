@@ -45,7 +45,7 @@ class Columns:
         start = self.first - self._blocks.start * BLOCK
         padded = F.pad(values.abs(), (start, -(start + values.shape[-1]) % BLOCK))
         scales = values.new_zeros((*values.shape[:-1], self.num_blocks))
-        scales[..., self._blocks] = padded.unflatten(-1, (-1, BLOCK)).amax(-1)
+        scales[..., self._blocks] = padded.view(*padded.shape[:-1], padded.shape[-1] // BLOCK, BLOCK).amax(-1)
         return scales
 
     def spread(self, scales: Tensor) -> Tensor:

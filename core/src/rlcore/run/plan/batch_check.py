@@ -6,25 +6,11 @@ from traceback import walk_tb
 
 import numpy as np
 
+from rlcore import spi
 from rlcore.registry.module_source import columns_read, path_problem
 from rlcore.registry.plugin_errors import is_outside
 from rlcore.run.plan.choice import build_chosen_algorithm
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.spi import (
-    GENERATION_LOGPROBS,
-    GROUP_IDS,
-    MARGINS,
-    PREVIOUS_LOGPROBS,
-    REFERENCE_LOGPROBS,
-    VALUES,
-    WEIGHT_VERSIONS,
-    FinishReason,
-    LossSpec,
-    Problem,
-    RolloutBatch,
-    TokenBatch,
-    TrainingBatch,
-)
 from rlcore.spi.arrays import AnyArray
 from rlcore.time_limit import loading
 
@@ -32,7 +18,7 @@ NUM_GROUPS, LENGTH = 2, 4
 """Number of groups, and of tokens of each sample. The first half of the tokens is the prompt."""
 
 
-def batch_problems(plan: RunPlan) -> Iterator[Problem]:
+def batch_problems(plan: RunPlan) -> Iterator[spi.Problem]:
     """Yield losses that do not exist and columns that the run does not provide.
 
     The algorithm is built anew, so that the check does not change the run's. Any other error may come from the made-up samples,
@@ -50,16 +36,16 @@ def batch_problems(plan: RunPlan) -> Iterator[Problem]:
         if (column := _missing_column(error)) is not None:
             yield _unbrought(plan, f"{owner}, which reads {column}")
         return
-    if not isinstance(training, TrainingBatch) or not isinstance(training.batch, TokenBatch):
+    if not isinstance(training, spi.TrainingBatch) or not isinstance(training.batch, spi.TokenBatch):
         return
-    later = {REFERENCE_LOGPROBS: needs.reference_logprobs, PREVIOUS_LOGPROBS: needs.previous_logprobs}
+    later = {spi.REFERENCE_LOGPROBS: needs.reference_logprobs, spi.PREVIOUS_LOGPROBS: needs.previous_logprobs}
     token_columns = {*training.batch.token_columns, *(name for name, is_added in later.items() if is_added)}
     for loss in (training.loss, training.critic_loss):
-        if not isinstance(loss, LossSpec):
+        if not isinstance(loss, spi.LossSpec):
             continue
         if problem := path_problem(loss.path):
             expected = "a function that can be imported, as package.module:function"
-            yield Problem(path=path, found=f"{owner}, whose loss is {problem}", expected=expected, remedy=_REMEDY)
+            yield spi.Problem(path=path, found=f"{owner}, whose loss is {problem}", expected=expected, remedy=_REMEDY)
             continue
         asked = loss.token_columns if isinstance(loss.token_columns, tuple) else ()
         for name in asked:
@@ -68,7 +54,7 @@ def batch_problems(plan: RunPlan) -> Iterator[Problem]:
         read = columns_read(loss.path)
         for name in read.token - {*asked, *(name for name, is_added in later.items() if is_added)}:
             found = f"{owner}, whose loss {loss.path!r} reads the token column {name!r}, which it does not ask for"
-            yield Problem(path=path, found=found, expected=f"{name!r} in LossSpec.token_columns", remedy=_REMEDY)
+            yield spi.Problem(path=path, found=found, expected=f"{name!r} in LossSpec.token_columns", remedy=_REMEDY)
         for name in read.sequence - training.batch.sequence_columns.keys():
             yield _unbrought(plan, f"{owner}, whose loss {loss.path!r} reads the sequence column {name!r}")
 
@@ -76,14 +62,14 @@ def batch_problems(plan: RunPlan) -> Iterator[Problem]:
 _REMEDY = "It is a fault of the plugin: upgrade it, tell its authors, or take another algorithm."
 
 
-def _unbrought(plan: RunPlan, found: str) -> Problem:
+def _unbrought(plan: RunPlan, found: str) -> spi.Problem:
     samples = _samples(plan).batch
     brought = ", ".join([*samples.token_columns, *samples.sequence_columns])
     expected = f"a column that the algorithm adds to its batch, or one of those that samples come with: {brought}"
-    return Problem(path="algorithm.name", found=f"{found}, which nobody brings", expected=expected, remedy=_REMEDY)
+    return spi.Problem(path="algorithm.name", found=f"{found}, which nobody brings", expected=expected, remedy=_REMEDY)
 
 
-def _samples(plan: RunPlan) -> RolloutBatch:
+def _samples(plan: RunPlan) -> spi.RolloutBatch:
     """Samples with the columns that the run brings: half of a group's rewards are 1, the others 0."""
     needs, recipe = plan.algorithm.needs, plan.recipe
     per_group = {"rollouts": recipe.rollout.samples_per_prompt, "demonstrations": 1, "preferences": 2}[needs.source]
@@ -92,18 +78,18 @@ def _samples(plan: RunPlan) -> RolloutBatch:
     is_answer = np.tile(np.arange(LENGTH) >= LENGTH // 2, num_sequences)
     token_columns: dict[str, AnyArray] = {}
     if needs.source == "rollouts":
-        token_columns[GENERATION_LOGPROBS] = np.where(is_answer, np.float32(-0.5), np.float32(0))
-        token_columns[WEIGHT_VERSIONS] = np.where(is_answer, 0, -1).astype(np.int32)
+        token_columns[spi.GENERATION_LOGPROBS] = np.where(is_answer, np.float32(-0.5), np.float32(0))
+        token_columns[spi.WEIGHT_VERSIONS] = np.where(is_answer, 0, -1).astype(np.int32)
     if needs.reference_logprobs_in_rollouts:
-        token_columns[REFERENCE_LOGPROBS] = np.where(is_answer, np.float32(-0.75), np.float32(0))
+        token_columns[spi.REFERENCE_LOGPROBS] = np.where(is_answer, np.float32(-0.75), np.float32(0))
     if needs.critic:
-        token_columns[VALUES] = np.full(num_tokens, 0.25, np.float32)
-    sequence_columns: dict[str, AnyArray] = {GROUP_IDS: np.repeat(np.arange(NUM_GROUPS, dtype=np.int32), per_group)}
+        token_columns[spi.VALUES] = np.full(num_tokens, 0.25, np.float32)
+    sequence_columns: dict[str, AnyArray] = {spi.GROUP_IDS: np.repeat(np.arange(NUM_GROUPS, dtype=np.int32), per_group)}
     if recipe.data.train.margin_field is not None:
-        sequence_columns[MARGINS] = np.ones(num_sequences, np.float32)
+        sequence_columns[spi.MARGINS] = np.ones(num_sequences, np.float32)
     rewards = (np.arange(num_sequences) % 2 == 0).astype(np.float32) * np.float32(needs.source != "demonstrations")
-    return RolloutBatch(
-        batch=TokenBatch(
+    return spi.RolloutBatch(
+        batch=spi.TokenBatch(
             tokens=np.zeros(num_tokens, np.int32),
             offsets=np.arange(num_sequences + 1, dtype=np.int64) * LENGTH,
             loss_mask=is_answer,
@@ -113,7 +99,7 @@ def _samples(plan: RunPlan) -> RolloutBatch:
         rewards=rewards,
         reward_components={"made_up": rewards} if needs.compares == "reward_components" else {},
         valid=np.ones(num_sequences, np.bool_),
-        finish_reasons=np.full(num_sequences, FinishReason.STOP, np.uint8),
+        finish_reasons=np.full(num_sequences, spi.FinishReason.STOP, np.uint8),
     )
 
 

@@ -10,21 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from attrs import frozen
 
-from rlcore.spi import (
-    ADVANTAGES,
-    GENERATION_LOGPROBS,
-    REFERENCE_LOGPROBS,
-    VALUES,
-    AlgorithmContext,
-    AlgorithmNeeds,
-    ContractError,
-    Head,
-    LossInputs,
-    LossOutput,
-    LossSpec,
-    RolloutBatch,
-    TrainingBatch,
-)
+from rlcore import spi
 from rlcore.spi.arrays import Float32Array
 from rlcore.testing.fakes.policy import Float64Array
 
@@ -47,7 +33,7 @@ class NoOptions:
     """The losses fake_likelihood, fake_regression and fake_value_error have no options."""
 
 
-def fake_likelihood(inputs: LossInputs, config: NoOptions) -> LossOutput:  # noqa: ARG001
+def fake_likelihood(inputs: spi.LossInputs, config: NoOptions) -> spi.LossOutput:  # noqa: ARG001
     """Mean negative log-likelihood of the masked tokens: -Σ m · logprob / global loss tokens."""
     weights = np.asarray(inputs.loss_mask, np.float64) / max(inputs.counts.num_loss_tokens, 1)
     value = float(-(weights * np.asarray(inputs.logprobs)).sum())
@@ -62,14 +48,14 @@ class FakePreferenceConfig:
     """Compare log-probabilities with the reference's."""
 
 
-def fake_preference(inputs: LossInputs, config: FakePreferenceConfig) -> LossOutput:
+def fake_preference(inputs: spi.LossInputs, config: FakePreferenceConfig) -> spi.LossOutput:
     """-log sigmoid(chosen - rejected) of the answers' log-probabilities, less the reference's where it is compared with; the
     mean over the pairs of adjacent sequences that have loss tokens."""
     arrays: Any = inputs
     mask = np.asarray(arrays.loss_mask, np.float64)
     scores = np.asarray(arrays.logprobs, np.float64)
     if config.reference:
-        scores = scores - arrays.token_columns[REFERENCE_LOGPROBS]
+        scores = scores - arrays.token_columns[spi.REFERENCE_LOGPROBS]
     lengths, pairs = np.diff(arrays.offsets), arrays.offsets[::2]
     signs = np.repeat(np.resize([1.0, -1.0], len(lengths)), lengths) * mask
     margins = np.add.reduceat(signs * scores, pairs[:-1])
@@ -81,7 +67,7 @@ def fake_preference(inputs: LossInputs, config: FakePreferenceConfig) -> LossOut
     return _output(FakeLoss(value=value, logprob_grads=-pushes * signs / num_pairs), {"margin": margin})
 
 
-def fake_regression(inputs: LossInputs, config: NoOptions) -> LossOutput:  # noqa: ARG001
+def fake_regression(inputs: spi.LossInputs, config: NoOptions) -> spi.LossOutput:  # noqa: ARG001
     """Mean over the masked tokens of (value - 1)² / 2."""
     weights = np.asarray(inputs.loss_mask, np.float64) / max(inputs.counts.num_loss_tokens, 1)
     errors = np.asarray(inputs.values, np.float64) - 1.0
@@ -94,7 +80,7 @@ TOKEN_REWARDS = "token_rewards"
 """float32 [T], a token column: its sample's reward; 0.0 where loss_mask is False."""
 
 
-def fake_value_error(inputs: LossInputs, config: NoOptions) -> LossOutput:  # noqa: ARG001
+def fake_value_error(inputs: spi.LossInputs, config: NoOptions) -> spi.LossOutput:  # noqa: ARG001
     """Mean over the masked tokens of (value before the token - its reward)² / 2."""
     weights = np.asarray(inputs.loss_mask, np.float64) / max(inputs.counts.num_loss_tokens, 1)
     columns: dict[str, Any] = dict(inputs.token_columns)
@@ -118,7 +104,7 @@ class FakePolicyGradientConfig:
     """Weight of the squared distance to the reference's log-probabilities."""
 
 
-def fake_policy_gradient(inputs: LossInputs, config: FakePolicyGradientConfig) -> LossOutput:
+def fake_policy_gradient(inputs: spi.LossInputs, config: FakePolicyGradientConfig) -> spi.LossOutput:
     """Policy gradient, divided by the global loss tokens: Σ m · (-A · objective + kl_coefficient · (current - reference)² / 2 -
     entropy_coefficient · entropy), where the objective is `current`, or exp(current - previous) with an importance ratio, or
     exp(current - generation) with the generator's; ContractError where the inputs lack `previous_logprobs` that are read.
@@ -129,15 +115,15 @@ def fake_policy_gradient(inputs: LossInputs, config: FakePolicyGradientConfig) -
     sums, objective, slope = {}, current, np.ones_like(current)
     if config.importance_ratio:
         if inputs.previous_logprobs is None:
-            raise ContractError("fake_policy_gradient: found no previous_logprobs; expected those that LossSpec declares")
+            raise spi.ContractError("fake_policy_gradient: found no previous_logprobs; expected those that LossSpec declares")
         objective = slope = np.exp(current - np.asarray(inputs.previous_logprobs))
         sums["ratio"] = float((weights * slope).sum())
     elif config.generation_ratio:
-        objective = slope = np.exp(current - columns[GENERATION_LOGPROBS])
+        objective = slope = np.exp(current - columns[spi.GENERATION_LOGPROBS])
         sums["generation_ratio"] = float((weights * slope).sum())
-    per_token, grads = -columns[ADVANTAGES] * objective, -columns[ADVANTAGES] * slope
+    per_token, grads = -columns[spi.ADVANTAGES] * objective, -columns[spi.ADVANTAGES] * slope
     if config.kl_coefficient:
-        distance = current - columns[REFERENCE_LOGPROBS]
+        distance = current - columns[spi.REFERENCE_LOGPROBS]
         per_token = per_token + config.kl_coefficient * distance**2 / 2
         grads = grads + config.kl_coefficient * distance
     entropy_grads = None
@@ -150,10 +136,10 @@ def fake_policy_gradient(inputs: LossInputs, config: FakePolicyGradientConfig) -
     return _output(loss, sums)
 
 
-def _output(loss: FakeLoss, sums: dict[str, float]) -> LossOutput:
+def _output(loss: FakeLoss, sums: dict[str, float]) -> spi.LossOutput:
     # The record names torch tensors; numpy's scalars stand in for them here.
     fields: dict[str, Any] = {"loss": loss, "sums": sums}
-    return LossOutput(**fields)
+    return spi.LossOutput(**fields)
 
 
 @frozen(kw_only=True)
@@ -170,7 +156,7 @@ class FakeAlgorithmConfig:
     """Pull towards the reference policy; above 0.0 its log-probabilities are needed."""
     entropy_coefficient: float = 0.0
     """Entropy bonus."""
-    head: Head = "tokens"
+    head: spi.Head = "tokens"
     """"value": learn a value of 1 after each token of demonstrations."""
     critic: bool = False
     """Train a critic on the rewards, and compare each token's with what it told in place of the group's mean."""
@@ -179,13 +165,13 @@ class FakeAlgorithmConfig:
 class FakeAlgorithm:
     """The algorithm backend `fake`."""
 
-    def __init__(self, context: AlgorithmContext, config: FakeAlgorithmConfig) -> None:  # noqa: ARG002
+    def __init__(self, context: spi.AlgorithmContext, config: FakeAlgorithmConfig) -> None:  # noqa: ARG002
         self.config = config
 
     @property
-    def needs(self) -> AlgorithmNeeds:
+    def needs(self) -> spi.AlgorithmNeeds:
         """Return the inputs that the loop must provide."""
-        return AlgorithmNeeds(
+        return spi.AlgorithmNeeds(
             source=self.config.source,
             previous_logprobs=self.config.previous_logprobs,
             reference_logprobs=self.config.kl_coefficient > 0.0,
@@ -198,54 +184,54 @@ class FakeAlgorithm:
             critic=self.config.critic,
         )
 
-    def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
+    def build_batch(self, rollouts: spi.RolloutBatch) -> spi.TrainingBatch:
         """Advantages are rewards less the mean over the group's valid samples."""
         batch = rollouts.batch
         if self.config.head == "value":
-            values = LossSpec(path="rlcore.testing.fakes.algorithm:fake_regression", config=NoOptions())
-            return TrainingBatch(batch=batch, loss=values)
+            values = spi.LossSpec(path="rlcore.testing.fakes.algorithm:fake_regression", config=NoOptions())
+            return spi.TrainingBatch(batch=batch, loss=values)
         if self.config.source == "demonstrations":
-            loss = LossSpec(path="rlcore.testing.fakes.algorithm:fake_likelihood", config=NoOptions())
-            return TrainingBatch(batch=batch, loss=loss)
+            loss = spi.LossSpec(path="rlcore.testing.fakes.algorithm:fake_likelihood", config=NoOptions())
+            return spi.TrainingBatch(batch=batch, loss=loss)
         if self.config.source == "preferences":
             preference = FakePreferenceConfig(reference=self.config.kl_coefficient > 0.0)
-            return TrainingBatch(
-                batch=batch, loss=LossSpec(path="rlcore.testing.fakes.algorithm:fake_preference", config=preference)
+            return spi.TrainingBatch(
+                batch=batch, loss=spi.LossSpec(path="rlcore.testing.fakes.algorithm:fake_preference", config=preference)
             )
         if self.config.critic:
             return self.build_with_critic(rollouts)
         advantages = group_advantages(rollouts)
         per_token = np.where(batch.loss_mask, np.repeat(advantages, batch.lengths), 0).astype(np.float32)
-        return TrainingBatch(
-            batch=batch.with_token_column(ADVANTAGES, per_token),
+        return spi.TrainingBatch(
+            batch=batch.with_token_column(spi.ADVANTAGES, per_token),
             loss=self.loss(),
             metrics={"advantage/max": float(np.abs(advantages).max(initial=0.0))},
             no_signal=None if advantages.any() else "the rewards of every group are equal",
             has_signal=None if self.config.kl_coefficient or self.config.entropy_coefficient else advantages != 0,
         )
 
-    def measure_values(self, examples: RolloutBatch, values: Float32Array) -> Mapping[str, float]:
+    def measure_values(self, examples: spi.RolloutBatch, values: Float32Array) -> Mapping[str, float]:
         """The mean of the values after the loss tokens."""
         return {"value_mean": float(values[examples.batch.loss_mask].mean())}
 
-    def build_with_critic(self, rollouts: RolloutBatch) -> TrainingBatch:
+    def build_with_critic(self, rollouts: spi.RolloutBatch) -> spi.TrainingBatch:
         """A token's advantage is its sample's reward less the value before it."""
         batch = rollouts.batch
         rewards = np.where(batch.loss_mask, np.repeat(rollouts.rewards, batch.lengths), 0).astype(np.float32)
-        before = np.where(batch.loss_mask, np.roll(batch.token_columns[VALUES], 1), 0).astype(np.float32)
-        batch = batch.with_token_column(ADVANTAGES, rewards - before).with_token_column(TOKEN_REWARDS, rewards)
-        critic_loss = LossSpec(
+        before = np.where(batch.loss_mask, np.roll(batch.token_columns[spi.VALUES], 1), 0).astype(np.float32)
+        batch = batch.with_token_column(spi.ADVANTAGES, rewards - before).with_token_column(TOKEN_REWARDS, rewards)
+        critic_loss = spi.LossSpec(
             path="rlcore.testing.fakes.algorithm:fake_value_error",
             config=NoOptions(),
             token_columns=(TOKEN_REWARDS,),
         )
-        return TrainingBatch(batch=batch, loss=self.loss(), critic_loss=critic_loss)
+        return spi.TrainingBatch(batch=batch, loss=self.loss(), critic_loss=critic_loss)
 
-    def loss(self) -> LossSpec:
+    def loss(self) -> spi.LossSpec:
         """The policy gradient, with the columns and the entropy that its coefficients ask for."""
-        reference = (REFERENCE_LOGPROBS,) if self.config.kl_coefficient > 0.0 else ()
-        generation = (GENERATION_LOGPROBS,) if self.config.generation_ratio else ()
-        return LossSpec(
+        reference = (spi.REFERENCE_LOGPROBS,) if self.config.kl_coefficient > 0.0 else ()
+        generation = (spi.GENERATION_LOGPROBS,) if self.config.generation_ratio else ()
+        return spi.LossSpec(
             path="rlcore.testing.fakes.algorithm:fake_policy_gradient",
             config=FakePolicyGradientConfig(
                 importance_ratio=self.config.previous_logprobs,
@@ -253,12 +239,12 @@ class FakeAlgorithm:
                 entropy_coefficient=self.config.entropy_coefficient,
                 kl_coefficient=self.config.kl_coefficient,
             ),
-            token_columns=(ADVANTAGES, *generation, *reference),
+            token_columns=(spi.ADVANTAGES, *generation, *reference),
             entropy="loss" if self.config.entropy_coefficient > 0.0 else "metric",
         )
 
 
-def group_advantages(rollouts: RolloutBatch) -> Float64Array:
+def group_advantages(rollouts: spi.RolloutBatch) -> Float64Array:
     """float64 [N]: reward less the mean of the group's valid samples; 0.0 where not valid."""
     valid = rollouts.valid.astype(np.float64)
     totals = np.bincount(rollouts.group_ids, rollouts.rewards * valid)

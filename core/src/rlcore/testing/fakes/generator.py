@@ -6,25 +6,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from rlcore.spi import (
-    CloseRequest,
-    ContractError,
-    FinishReason,
-    GenerateRequest,
-    GenerateResult,
-    GeneratorContext,
-    RefitError,
-    RefitRequest,
-    RefitResult,
-    SamplingMask,
-    SamplingParams,
-    SetResidencyRequest,
-    SetResidencyResult,
-    StreamRequest,
-    StreamResult,
-    hookimpl,
-    tensor_digest,
-)
+from rlcore import spi
 from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array, offsets_of
 from rlcore.testing.fakes.policy import NAMES, TRANSITION, Float64Array, count_residency, log_softmax, logits, make_weights
 from rlcore.testing.fakes.tokenizer import VOCABULARY_SIZE, FakeTokenizer
@@ -45,7 +27,7 @@ class FakeGeneratorConfig:
 class FakeGenerator:
     """The generator backend `fake`."""
 
-    def __init__(self, context: GeneratorContext, config: FakeGeneratorConfig) -> None:
+    def __init__(self, context: spi.GeneratorContext, config: FakeGeneratorConfig) -> None:
         self.config = config
         self.max_sequence_length = context.max_sequence_length
         own: dict[str, AnyArray] = {**make_weights(VOCABULARY_SIZE, 0, OWN_SCALE)} if context.channel is None else {}
@@ -56,12 +38,12 @@ class FakeGenerator:
         self.tokenizer = FakeTokenizer()
         self.rank_info = context.rank_info
 
-    @hookimpl
-    def generate(self, request: GenerateRequest) -> GenerateResult:
+    @spi.hookimpl
+    def generate(self, request: spi.GenerateRequest) -> spi.GenerateResult:
         """Sample responses."""
         if self.weight_version < 0 or request.weight_version != self.weight_version:
             found = f"a request for weight version {request.weight_version}"
-            raise ContractError(
+            raise spi.ContractError(
                 f"generate: found {found}; expected {self.weight_version}, the one held (-1 is none). Refit before"
             )
         if self.config.instant:
@@ -74,8 +56,8 @@ class FakeGenerator:
                     request.on_finished(sample, running.result(np.array([sample])))
         return running.result(np.arange(len(request.seeds)))
 
-    @hookimpl
-    def stream(self, request: StreamRequest) -> StreamResult:
+    @spi.hookimpl
+    def stream(self, request: spi.StreamRequest) -> spi.StreamResult:
         """Sample what the feed brings, a token of all samples at a time."""
         feed, number = request.feed, 0
         running: dict[int, RunningSamples] = {}
@@ -94,14 +76,14 @@ class FakeGenerator:
                     del running[first]
         for first, samples in running.items():
             feed.deliver(first + samples.left, samples.result(samples.left))
-        return StreamResult()
+        return spi.StreamResult()
 
-    @hookimpl
-    def refit(self, request: RefitRequest) -> RefitResult:
+    @spi.hookimpl
+    def refit(self, request: spi.RefitRequest) -> spi.RefitResult:
         """Take over weights; those held before stay until all new ones are here and checked."""
         expected = {spec.name: spec for spec in request.weights.specs}
         if set(expected) != set(NAMES):
-            raise RefitError(f"refit: found tensors {sorted(expected)}; expected {sorted(NAMES)}")
+            raise spi.RefitError(f"refit: found tensors {sorted(expected)}; expected {sorted(NAMES)}")
         keep = request.may_alias and request.weights.persistent
         received: dict[str, AnyArray] = {}
         for bucket in request.weights.buckets:
@@ -109,22 +91,22 @@ class FakeGenerator:
                 value: AnyArray = named.tensor if keep else np.array(named.tensor)
                 spec = expected.get(named.name)
                 if spec is None or named.name in received:
-                    raise RefitError(f"refit: {named.name} came again or was not announced")
+                    raise spi.RefitError(f"refit: {named.name} came again or was not announced")
                 if value.shape != spec.shape or value.dtype != np.dtype(spec.dtype):
-                    raise RefitError(
+                    raise spi.RefitError(
                         f"refit: {named.name} is {value.shape} of {value.dtype}; expected {spec.shape} of {spec.dtype}"
                     )
-                if tensor_digest(value) != named.digest:
-                    raise RefitError(f"refit: {named.name} does not have the digest that was sent with it")
+                if spi.tensor_digest(value) != named.digest:
+                    raise spi.RefitError(f"refit: {named.name} does not have the digest that was sent with it")
                 received[named.name] = value
         if missing := set(expected) - set(received):
-            raise RefitError(f"refit: {sorted(missing)} did not come")
+            raise spi.RefitError(f"refit: {sorted(missing)} did not come")
         self.take(received, request.weight_version)
-        digests = {name: tensor_digest(value) for name, value in received.items()}
-        return RefitResult(weight_version=self.weight_version, digests=digests)
+        digests = {name: spi.tensor_digest(value) for name, value in received.items()}
+        return spi.RefitResult(weight_version=self.weight_version, digests=digests)
 
-    @hookimpl
-    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+    @spi.hookimpl
+    def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         """Count the bytes that would be left on the device; there is no cache."""
         if request.discard_weights:
             self.weights, self.weight_version = {}, -1
@@ -132,8 +114,8 @@ class FakeGenerator:
             self.rank_info, request, weight_bytes=sum(value.nbytes for value in self.weights.values()), state_bytes=0
         )
 
-    @hookimpl
-    def close(self, request: CloseRequest) -> None:  # noqa: ARG002
+    @spi.hookimpl
+    def close(self, request: spi.CloseRequest) -> None:  # noqa: ARG002
         """Free everything."""
         self.weights, self.weight_version = {}, -1
 
@@ -142,16 +124,16 @@ class FakeGenerator:
         with self.changing:
             self.weights, self.weight_version = weights, weight_version
 
-    def limits(self, request: GenerateRequest) -> Int64Array:
+    def limits(self, request: spi.GenerateRequest) -> Int64Array:
         """int64 [S]: tokens at which each sample is cut."""
         limits = np.minimum(
             request.max_tokens, self.max_sequence_length - np.repeat(request.prompts.lengths, request.num_samples)
         )
         if len(limits) and limits.min() < 1:
-            raise ContractError(f"generate: a prompt has no room for a response below {self.max_sequence_length} tokens")
+            raise spi.ContractError(f"generate: a prompt has no room for a response below {self.max_sequence_length} tokens")
         return limits
 
-    def begin(self, request: GenerateRequest) -> "RunningSamples":
+    def begin(self, request: spi.GenerateRequest) -> "RunningSamples":
         """The samples of a request before their first token."""
         return RunningSamples(request, self.limits(request))
 
@@ -174,27 +156,27 @@ class FakeGenerator:
         samples.num_steps += 1
         stopped = self.stopped(samples.tokens[running, : samples.num_steps], request.sampling)
         ended = stopped | (samples.limits[running] == samples.num_steps)
-        samples.reasons[running[ended]] = np.where(stopped[ended], FinishReason.STOP, FinishReason.LENGTH)
+        samples.reasons[running[ended]] = np.where(stopped[ended], spi.FinishReason.STOP, spi.FinishReason.LENGTH)
         samples.left = running[~ended]
         done: Int64Array = running[ended]
         return done
 
-    def sample_instantly(self, request: GenerateRequest, limits: Int64Array) -> GenerateResult:
+    def sample_instantly(self, request: spi.GenerateRequest, limits: Int64Array) -> spi.GenerateResult:
         """Uniform tokens for every sample up to its limit."""
         vocab_size = len(self.weights[TRANSITION])
         num_tokens = int(limits.sum())
         drawn = np.random.default_rng(request.seeds).integers(0, vocab_size, num_tokens, dtype=np.int32)
-        reasons = np.full(len(limits), FinishReason.LENGTH, np.uint8)
-        return GenerateResult(
+        reasons = np.full(len(limits), spi.FinishReason.LENGTH, np.uint8)
+        return spi.GenerateResult(
             tokens=drawn,
             offsets=offsets_of(limits),
             logprobs=np.full(num_tokens, -np.log(vocab_size), np.float32),
             weight_versions=np.full(num_tokens, self.weight_version, np.int32),
             finish_reasons=reasons,
-            sampling_mask=SamplingMask.whole(num_tokens) if request.sampling_mask else None,
+            sampling_mask=spi.SamplingMask.whole(num_tokens) if request.sampling_mask else None,
         )
 
-    def stopped(self, tokens: Int32Array, sampling: SamplingParams) -> BoolArray:
+    def stopped(self, tokens: Int32Array, sampling: spi.SamplingParams) -> BoolArray:
         """bool [M]: which of the samples `tokens` [M, length] the last token ends."""
         stopped = np.isin(tokens[:, -1], sampling.stop_token_ids)
         if sampling.stop_strings:
@@ -206,7 +188,7 @@ class FakeGenerator:
 class RunningSamples:
     """The S samples of one request while they are made."""
 
-    def __init__(self, request: GenerateRequest, limits: Int64Array) -> None:
+    def __init__(self, request: spi.GenerateRequest, limits: Int64Array) -> None:
         prompts, prompt_of = request.prompts, np.repeat(np.arange(request.prompts.num_sequences), request.num_samples)
         shape = (len(limits), int(limits.max(initial=0)))
         self.request = request
@@ -221,17 +203,17 @@ class RunningSamples:
         self.tokens = np.zeros(shape, np.int32)
         self.logprobs = np.zeros(shape, np.float32)
         self.versions = np.zeros(shape, np.int32)
-        self.reasons = np.full(shape[0], FinishReason.ABORTED, np.uint8)
+        self.reasons = np.full(shape[0], spi.FinishReason.ABORTED, np.uint8)
         self.kept: list[list[Int32Array]] = [[] for _ in range(shape[0])]
         """The kept tokens of each sample's tokens, where the request asks for them."""
         self.left = np.arange(shape[0])
         """int64 [M]: those that have not ended."""
 
-    def result(self, samples: Int64Array) -> GenerateResult:
+    def result(self, samples: Int64Array) -> spi.GenerateResult:
         """The record of some of them."""
         lengths = self.lengths[samples]
         taken = np.arange(self.tokens.shape[1]) < lengths[:, None]
-        return GenerateResult(
+        return spi.GenerateResult(
             tokens=self.tokens[samples][taken],
             offsets=offsets_of(lengths),
             logprobs=self.logprobs[samples][taken],
@@ -240,19 +222,19 @@ class RunningSamples:
             sampling_mask=self.sampling_mask(samples) if self.request.sampling_mask else None,
         )
 
-    def sampling_mask(self, samples: Int64Array) -> SamplingMask:
+    def sampling_mask(self, samples: Int64Array) -> spi.SamplingMask:
         """Return the tokens that those of some samples were chosen among."""
-        return SamplingMask.of([row for sample in samples.tolist() for row in self.kept[sample]])
+        return spi.SamplingMask.of([row for sample in samples.tolist() for row in self.kept[sample]])
 
 
-def kept_tokens(values: Float64Array, sampling: SamplingParams) -> list[Int32Array]:
+def kept_tokens(values: Float64Array, sampling: spi.SamplingParams) -> list[Int32Array]:
     """Return the tokens among which `choose` chooses each token, from logits [S, V]; nothing where that is everything."""
     truncates = sampling.temperature > 0 and (sampling.top_k or sampling.top_p < 1)
     cut = truncate(values / sampling.temperature, sampling) if truncates else np.full_like(values, -np.inf)
     return [np.flatnonzero(row).astype(np.int32) for row in np.isfinite(cut)]
 
 
-def choose(values: Float64Array, sampling: SamplingParams, uniform: Float64Array) -> tuple[Int64Array, Float64Array]:
+def choose(values: Float64Array, sampling: spi.SamplingParams, uniform: Float64Array) -> tuple[Int64Array, Float64Array]:
     """Tokens and their log-probabilities, [S] each, from logits [S, V] by inverting the cumulated distribution."""
     rows = np.arange(len(values))
     if sampling.temperature == 0.0:
@@ -264,7 +246,7 @@ def choose(values: Float64Array, sampling: SamplingParams, uniform: Float64Array
     return chosen, table[rows, chosen]
 
 
-def truncate(values: Float64Array, sampling: SamplingParams) -> Float64Array:
+def truncate(values: Float64Array, sampling: spi.SamplingParams) -> Float64Array:
     """Logits [S, V] with -inf outside the k most probable tokens, then outside the smallest set of mass top_p."""
     num_kept = sampling.top_k or values.shape[1]
     if num_kept >= values.shape[1] and sampling.top_p >= 1.0:

@@ -12,40 +12,7 @@ import numpy as np
 from attrs import evolve, frozen
 from numpy.typing import NDArray
 
-from rlcore.spi import (
-    GENERATION_LOGPROBS,
-    MISMATCH_METRICS,
-    BoundError,
-    CheckpointError,
-    CloseRequest,
-    ContractError,
-    ExportWeightsRequest,
-    GlobalCounts,
-    LoadStateRequest,
-    LoadStateResult,
-    LogprobsRequest,
-    LogprobsResult,
-    LossInputs,
-    LossOutput,
-    NamedTensor,
-    NonFiniteError,
-    SaveStateRequest,
-    SaveStateResult,
-    SetResidencyRequest,
-    SetResidencyResult,
-    TensorSpec,
-    TokenBatch,
-    TrainerContext,
-    TrainerLayout,
-    TrainStepRequest,
-    TrainStepResult,
-    ValuesRequest,
-    ValuesResult,
-    WeightBucket,
-    WeightExport,
-    hookimpl,
-    tensor_digest,
-)
+from rlcore import spi
 from rlcore.spi.arrays import Float32Array
 from rlcore.testing.fakes.policy import (
     Contexts,
@@ -78,8 +45,8 @@ class FakeTrainerConfig:
 class FakeTrainer:
     """The trainer backend `fake`, one rank."""
 
-    def __init__(self, context: TrainerContext, config: FakeTrainerConfig) -> None:
-        self.layout = TrainerLayout()
+    def __init__(self, context: spi.TrainerContext, config: FakeTrainerConfig) -> None:
+        self.layout = spi.TrainerLayout()
         self.config, self.context = config, context
         self.weight_version = 0
         scale = 0.0 if config.instant else config.initial_scale
@@ -98,16 +65,18 @@ class FakeTrainer:
         }
         self.rank_info = context.rank_info
 
-    @hookimpl
-    def train_step(self, request: TrainStepRequest) -> TrainStepResult:
+    @spi.hookimpl
+    def train_step(self, request: spi.TrainStepRequest) -> spi.TrainStepResult:
         """One update from all microbatches."""
         self.require_version("train_step", request.weight_version)
         loss, metrics, grads = (0.0, dict[str, float](), None) if self.config.instant else self.accumulate(request)
         if self.config.instant and request.loss.generation_mismatch:
-            metrics = dict(zip(MISMATCH_METRICS, (1.0, 0.0, 1.0), strict=True))
+            metrics = dict(zip(spi.MISMATCH_METRICS, (1.0, 0.0, 1.0), strict=True))
         norm = 0.0 if grads is None else sqrt(sum(float((grad**2).sum()) for grad in grads.values()))
         if not (isfinite(loss) and isfinite(norm)):
-            raise NonFiniteError(f"train_step: found loss {loss} and gradient norm {norm}; expected finite ones. State kept")
+            raise spi.NonFiniteError(
+                f"train_step: found loss {loss} and gradient norm {norm}; expected finite ones. State kept"
+            )
         self.check_bounds(metrics, request.bounds)
         logprobs = self.step_logprobs(request) if request.logprobs else None
         self.schedule_step = request.schedule_step
@@ -115,7 +84,7 @@ class FakeTrainer:
         if grads is not None:
             self.apply_gradients(grads, norm)
         self.weight_version += 1
-        return TrainStepResult(
+        return spi.TrainStepResult(
             weight_version=self.weight_version,
             loss=loss,
             grad_norm=norm,
@@ -124,55 +93,55 @@ class FakeTrainer:
             logprobs=logprobs,
         )
 
-    @hookimpl
-    def get_logprobs(self, request: LogprobsRequest) -> LogprobsResult:
+    @spi.hookimpl
+    def get_logprobs(self, request: spi.LogprobsRequest) -> spi.LogprobsResult:
         """Log-probabilities under the policy or the reference."""
         self.require_version("get_logprobs", request.weight_version)
         weights = self.weights if request.model == "policy" else self.reference
         if weights is None:
-            raise ContractError("get_logprobs: found a request for the reference; expected needs_reference in the context")
+            raise spi.ContractError("get_logprobs: found a request for the reference; expected needs_reference in the context")
         both = [self.evaluate(weights, batch, request.temperature) for batch in request.microbatches]
-        return LogprobsResult(
+        return spi.LogprobsResult(
             logprobs=tuple(logprobs.astype(np.float32) for logprobs, _ in both),
             entropy=tuple(entropy.astype(np.float32) for _, entropy in both) if request.entropy else None,
             weight_version=self.weight_version,
         )
 
-    @hookimpl
-    def get_values(self, request: ValuesRequest) -> ValuesResult:
+    @spi.hookimpl
+    def get_values(self, request: spi.ValuesRequest) -> spi.ValuesResult:
         """Values after every token."""
         self.require_version("get_values", request.weight_version)
         values = tuple(self.values(batch).values().astype(np.float32) for batch in request.microbatches)
-        return ValuesResult(values=values, weight_version=self.weight_version)
+        return spi.ValuesResult(values=values, weight_version=self.weight_version)
 
-    @hookimpl
-    def export_weights(self, request: ExportWeightsRequest) -> WeightExport:
+    @spi.hookimpl
+    def export_weights(self, request: spi.ExportWeightsRequest) -> spi.WeightExport:
         """The three tables, and the head of values where there is one; in float32 the trainer's own."""
         self.require_version("export_weights", request.weight_version)
         if request.dtype == "bfloat16":
-            raise ContractError("export_weights: found dtype bfloat16; expected float32 or float16, which numpy has")
+            raise spi.ContractError("export_weights: found dtype bfloat16; expected float32 or float16, which numpy has")
         dtype = np.dtype(request.dtype)
         tensors = {name: value.astype(dtype, copy=False) for name, value in self.weights.items()}
-        return WeightExport(
+        return spi.WeightExport(
             weight_version=self.weight_version,
-            specs=tuple(TensorSpec(name=name, shape=value.shape, dtype=request.dtype) for name, value in tensors.items()),
+            specs=tuple(spi.TensorSpec(name=name, shape=value.shape, dtype=request.dtype) for name, value in tensors.items()),
             buckets=cut_into_buckets(tensors, request.max_bucket_bytes),
             persistent=request.dtype == "float32",
         )
 
-    @hookimpl
-    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+    @spi.hookimpl
+    def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         """Count the bytes that would be left on the device."""
         copies = 1 if self.reference is None or self.reference is self.weights else 2
         weight_bytes = copies * sum(value.nbytes for value in self.weights.values())
         state_bytes = sum(first.nbytes + second.nbytes for first, second in self.moments.values())
         return count_residency(self.rank_info, request, weight_bytes=weight_bytes, state_bytes=state_bytes)
 
-    @hookimpl
-    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
+    @spi.hookimpl
+    def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:
         """Write weights, moments and counters as .npz and JSON."""
         if request.kind != "resume":
-            raise ContractError(
+            raise spi.ContractError(
                 f"save_state: found kind {request.kind}; expected resume: the capability save_hf is not declared"
             )
         arrays: dict[str, Any] = {f"weights/{name}": value for name, value in self.weights.items()}
@@ -181,38 +150,38 @@ class FakeTrainer:
         np.savez(request.directory / STATE_FILE, **arrays)
         meta = {"weight_version": self.weight_version, "num_updates": self.num_updates}
         (request.directory / META_FILE).write_text(json.dumps(meta))
-        return SaveStateResult(files=(STATE_FILE, META_FILE))
+        return spi.SaveStateResult(files=(STATE_FILE, META_FILE))
 
-    @hookimpl
-    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
+    @spi.hookimpl
+    def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
         """Restore what save_state wrote."""
         try:
             meta = json.loads((request.directory / META_FILE).read_text())
             with np.load(request.directory / STATE_FILE, allow_pickle=False) as file:
                 arrays: dict[str, NDArray[Any]] = dict(file)
         except (OSError, ValueError, zipfile.BadZipFile) as error:
-            raise CheckpointError(f"{request.directory}: the fake trainer's state cannot be read: {error}") from error
+            raise spi.CheckpointError(f"{request.directory}: the fake trainer's state cannot be read: {error}") from error
         for name, value in self.weights.items():
             if arrays[f"weights/{name}"].shape != value.shape:
                 found = arrays[f"weights/{name}"].shape
-                raise CheckpointError(
+                raise spi.CheckpointError(
                     f"{name}: found {found} in the checkpoint; expected {value.shape}: it is of another model"
                 )
         for name, value in self.weights.items():
             value[...] = arrays[f"weights/{name}"]
             self.moments[name] = (arrays[f"first/{name}"], arrays[f"second/{name}"])
         self.weight_version, self.num_updates = meta["weight_version"], meta["num_updates"]
-        return LoadStateResult(weight_version=self.weight_version)
+        return spi.LoadStateResult(weight_version=self.weight_version)
 
-    @hookimpl
-    def close(self, request: CloseRequest) -> None:  # noqa: ARG002
+    @spi.hookimpl
+    def close(self, request: spi.CloseRequest) -> None:  # noqa: ARG002
         """Free everything."""
         self.weights, self.reference, self.moments = {}, None, {}
 
     def require_version(self, hook: str, version: int) -> None:
         """Raise ContractError unless `version` is the one held."""
         if version != self.weight_version:
-            raise ContractError(
+            raise spi.ContractError(
                 f"{hook}: found weight version {version} in the request; expected {self.weight_version}, the one held"
             )
 
@@ -221,9 +190,9 @@ class FakeTrainer:
         exceeded = {name: value for name, value in metrics.items() if value > bounds.get(name, inf)}
         if exceeded:
             shown = ", ".join(f"{name} {value:.6g}; expected at most {bounds[name]:.6g}" for name, value in exceeded.items())
-            raise BoundError(f"train_step: found {shown}. State kept", exceeded)
+            raise spi.BoundError(f"train_step: found {shown}. State kept", exceeded)
 
-    def evaluate(self, weights: Weights, batch: TokenBatch, temperature: float) -> tuple[Float64Array, Float64Array]:
+    def evaluate(self, weights: Weights, batch: spi.TokenBatch, temperature: float) -> tuple[Float64Array, Float64Array]:
         """Log-probabilities and entropies of a batch, float64 [T] each."""
         if self.config.instant:
             later = np.ones(batch.num_tokens)
@@ -233,16 +202,16 @@ class FakeTrainer:
         forward = self.forward(weights, batch, temperature)
         return forward.logprobs(), forward.entropy()
 
-    def forward(self, weights: Weights, batch: TokenBatch, temperature: float) -> Forward:
+    def forward(self, weights: Weights, batch: spi.TokenBatch, temperature: float) -> Forward:
         """The policy after every context of a batch."""
         contexts = Contexts.of(batch.tokens, batch.offsets, self.config.vocab_size, batch.sampling_mask)
         return Forward.of(weights, contexts, temperature)
 
-    def values(self, batch: TokenBatch) -> ValueForward:
+    def values(self, batch: spi.TokenBatch) -> ValueForward:
         """The values after every token of a batch."""
         return ValueForward.of(self.weights, batch.tokens, batch.offsets)
 
-    def accumulate(self, request: TrainStepRequest) -> tuple[float, dict[str, float], dict[str, Float64Array]]:
+    def accumulate(self, request: spi.TrainStepRequest) -> tuple[float, dict[str, float], dict[str, Float64Array]]:
         """Loss, metrics and gradients added up over the microbatches."""
         total = 0.0
         sums: dict[str, float] = {}
@@ -278,7 +247,9 @@ class FakeTrainer:
         """Loss, metrics and gradients of all ranks: of this one, since there is no other."""
         return loss, sums | maxima, grads
 
-    def call_loss(self, request: TrainStepRequest, batch: TokenBatch, forward: Forward | ValueForward) -> LossOutput:
+    def call_loss(
+        self, request: spi.TrainStepRequest, batch: spi.TokenBatch, forward: Forward | ValueForward
+    ) -> spi.LossOutput:
         """Call the loss that the request names."""
         values = forward.values() if isinstance(forward, ValueForward) else None
         current = np.zeros(batch.num_tokens) if isinstance(forward, ValueForward) else forward.logprobs()
@@ -294,21 +265,21 @@ class FakeTrainer:
             "previous_logprobs": request.loss.previous_of(batch.token_columns, current),
         }
         function = pkgutil.resolve_name(request.loss.path)
-        output: LossOutput = function(LossInputs(**fields), request.loss.config)
+        output: spi.LossOutput = function(spi.LossInputs(**fields), request.loss.config)
         if not request.loss.generation_mismatch:
             return output
         return evolve(output, sums={**output.sums, **self.mismatch(batch, current, request.counts)})
 
-    def mismatch(self, batch: TokenBatch, current: Float64Array, counts: GlobalCounts) -> dict[str, Any]:
+    def mismatch(self, batch: spi.TokenBatch, current: Float64Array, counts: spi.GlobalCounts) -> dict[str, Any]:
         """MISMATCH_METRICS of a microbatch, each its part of the mean over the step's loss tokens."""
-        delta = (current - batch.token_columns[GENERATION_LOGPROBS])[batch.loss_mask]
+        delta = (current - batch.token_columns[spi.GENERATION_LOGPROBS])[batch.loss_mask]
         near = delta.clip(-50.0, 50.0)
         with np.errstate(over="ignore"):
             ratio = np.exp(delta)
         values = np.exp(np.abs(near)), np.expm1(near) - near, np.where(np.isfinite(ratio), ratio, 0.0)
-        return {name: value.sum() / counts.num_loss_tokens for name, value in zip(MISMATCH_METRICS, values, strict=True)}
+        return {name: value.sum() / counts.num_loss_tokens for name, value in zip(spi.MISMATCH_METRICS, values, strict=True)}
 
-    def step_logprobs(self, request: TrainStepRequest) -> tuple[Float32Array, ...]:
+    def step_logprobs(self, request: spi.TrainStepRequest) -> tuple[Float32Array, ...]:
         """Return the log-probabilities that the loss got, for TrainStepResult.logprobs."""
         both = (self.evaluate(self.weights, batch, request.temperature) for batch in request.microbatches)
         return tuple(logprobs.astype(np.float32) for logprobs, _ in both)
@@ -333,15 +304,15 @@ class FakeTrainer:
             self.weights[name] -= (rate * update).astype(np.float32)
 
 
-def cut_into_buckets(tensors: Weights, max_bucket_bytes: int) -> Iterator[WeightBucket]:
+def cut_into_buckets(tensors: Weights, max_bucket_bytes: int) -> Iterator[spi.WeightBucket]:
     """Buckets of whole tensors, at most `max_bucket_bytes` each, or one tensor that is larger."""
-    held: list[NamedTensor] = []
+    held: list[spi.NamedTensor] = []
     size = 0
     for name, tensor in tensors.items():
         if held and size + tensor.nbytes > max_bucket_bytes:
-            yield WeightBucket(tensors=tuple(held))
+            yield spi.WeightBucket(tensors=tuple(held))
             held, size = [], 0
-        held.append(NamedTensor(name=name, tensor=tensor, digest=tensor_digest(tensor)))
+        held.append(spi.NamedTensor(name=name, tensor=tensor, digest=spi.tensor_digest(tensor)))
         size += tensor.nbytes
     if held:
-        yield WeightBucket(tensors=tuple(held))
+        yield spi.WeightBucket(tensors=tuple(held))

@@ -166,7 +166,7 @@ class TrainerOptimizerKinds(TrainerFixtures):
             raise AssertionError("the trainer took a pattern that matches none of its tensors")
 
 
-def is_matrix(name: str, value: Float64Array) -> bool:
+def is_matrix(name: str, value: AnyArray) -> bool:
     """Return whether a tensor is a weight matrix of a layer."""
     return ".layers." in name and value.ndim == 2
 
