@@ -688,15 +688,15 @@ FAULTS = (
     Fault(
         "the rate is read at the weights' version",
         "rlcore_fsdp2.backend",
-        "rate = self._context.learning_rate(schedule_step)",
-        "rate = self._context.learning_rate(self._weight_version)",
+        "self._context.schedule.share(schedule_step, ",
+        "self._context.schedule.share(self._weight_version, ",
         WITHOUT_KL,
     ),
     Fault(
         "vectors decay too",
-        "rlcore_fsdp2.optimizer",
-        '{"params": members, "weight_decay": spec.weight_decay if decays else 0.0}',
-        '{"params": members, "weight_decay": spec.weight_decay}',
+        "rlcore_torchkit.optimizer.settings",
+        "weight_decay=weight_decay if decays else 0.0,",
+        "weight_decay=weight_decay,",
         WITH_KL,
     ),
     Fault(

@@ -32,7 +32,7 @@ class Optimizer:
 
     def __init__(self, members: Sequence[TrainedParameter], spec: OptimizerSpec, device: torch.device) -> None:
         """`device` computes what ranks exchange, which the parameters' own does where they are on the host."""
-        self._spec, self._muon, self._device = spec, spec.muon or MuonSpec(), device
+        self._spec, self._muon_spec, self._device = spec, spec.muon or MuonSpec(), device
         self._members = {member.parameter: member for member in members}
         self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
 
@@ -84,16 +84,16 @@ class Optimizer:
             if isinstance(parameter, DTensor) and exchanges(parameter):
                 divided.setdefault(parameter.device_mesh, []).append(member)
             else:
-                update_whole(member, self._momentum_update(member), rate, self._muon, self._device)
+                update_whole(member, self._momentum_update(member), rate, self._muon_spec, self._device)
         for several in divided.values():
             # Of matrices that are exchanged together each rank updates one: those of like size belong together.
             several.sort(key=lambda member: member.parameter.numel())
-            update_divided(several, self._momentum_update, rate, self._muon, self._device)
+            update_divided(several, self._momentum_update, rate, self._muon_spec, self._device)
 
     def _momentum_update(self, member: TrainedParameter) -> Tensor:
         state = self.state[member.parameter]
         state[STEP] += 1
-        return momentum_update(local(member.parameter.grad), local(state[MOMENTUM]), self._muon)
+        return momentum_update(local(member.parameter.grad), local(state[MOMENTUM]), self._muon_spec)
 
     def _adamw_step(self, members: Sequence[TrainedParameter], moments: Sequence[list[Tensor]], rate: float) -> None:
         settings = members[0].settings

@@ -25,9 +25,9 @@ class Matrix:
     """A matrix of the checkpoint inside a parameter [A, B], or the same one of each expert inside a stack [E, A, B]."""
 
     rows: tuple[int, int]
-    """The first, and the one past the last, of the last dimension but one."""
+    """First index, and one past the last, in the last dimension but one."""
     columns: tuple[int, int]
-    """The same, of the last dimension."""
+    """First index, and one past the last, in the last dimension."""
     shape: tuple[int, int]
     """(A, B) as the checkpoint has it, which may be transposed."""
 

@@ -42,8 +42,7 @@ class ShardElements:
     """The number of the shard's first element among the parameter's."""
     elements: Sequence[Elements]
     settings: Sequence[TensorSettings]
-    """Of every tensor in the parameter, also of those whose elements other ranks have: all ranks keep the same kinds of
-    state."""
+    """Settings of every tensor in the parameter, whichever rank has its elements: all ranks keep the same kinds of state."""
 
     @property
     def num_rows(self) -> int:
