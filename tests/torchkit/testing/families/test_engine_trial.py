@@ -84,6 +84,8 @@ def test_what_is_refused_before_the_run_and_what_has_no_tiny_model(tmp_path):
 def test_the_engines_own_error_is_named():
     text = "replica: failed\nTraceback (most recent call last):\n  File x\nvllm.errors.SomeError: no kernel\nmore"
     assert engine_error(spi.WorkerError(text)) == "vllm.errors.SomeError: no kernel"
+    bare = "vLLM failed\nTraceback (most recent call last):\n  File x\n    assert kind\n           ^^^^\nAssertionError"
+    assert engine_error(spi.WorkerError(bare)) == "AssertionError: assert kind"
     outer = spi.WorkerError("it did not start")
     outer.__cause__ = ValueError("a  head of 3")
     assert engine_error(outer) == "ValueError: a head of 3"

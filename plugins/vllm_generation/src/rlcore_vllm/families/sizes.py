@@ -15,6 +15,8 @@ SIZES: Mapping[str, int] = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
     "index_head_dim": 128,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
     "mamba_d_ssm": 256,
     "qk_head_dim": 192,
 }
@@ -30,6 +32,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     "glm4_moe_lite": {"first_k_dense_replace": 1},
     "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "conv_dim": 128, "block_dim": 128},
+    "longcat_flash": {"mla_scale_q_lora": True, "mla_scale_kv_lora": True, "zero_expert_type": "identity"},
     "mamba2": {"num_heads": 8, "head_dim": 32},
     "mimo_v2_flash": {
         "hybrid_layer_pattern": [0, 1, 0],
@@ -50,6 +53,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "indexer_head_dim": 32,
         "indexer_budget": 8,
         "indexer_compress_ratio": 2,
+        "output_gate_type": "silu",
     },
     "zamba2": {
         "num_hidden_layers": 4,

@@ -42,7 +42,7 @@ BFLOAT16_MEAN = 0.1
 """Largest mean distance in bfloat16 from the same weights in float32: the engine rounds states after each layer."""
 CERTAIN = -0.2
 """Mean log-probability of samples above which weights hardly change any."""
-_ERROR = re.compile(r"^(?:[\w.]+: )?([\w.]*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.MULTILINE)
+_ERROR = re.compile(r"([\w.]*(?:Error|Exception|Exit|Interrupt)\b.*)$")
 _MAX_NAMED = 3
 
 
@@ -144,8 +144,12 @@ def engine_error(error: BaseException) -> str:
     """Return the engine's own error in one line: the last that a text of several processes or a chain of causes names."""
     while error.__cause__ is not None:
         error = error.__cause__
-    named = _ERROR.findall(str(error))
-    return " ".join(str(named[-1]).split()) if named and "\n" in str(error) else error_text(error)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^~")]
+    for number, line in reversed(list(enumerate(lines))):
+        if len(lines) > 1 and (match := _ERROR.match(line)):
+            # Of an assertion without words its line says more.
+            return match[1] if ":" in match[1] or number == 0 else f"{match[1]}: {lines[number - 1]}"
+    return error_text(error)
 
 
 def _tensors(model: spi.ModelSpec) -> dict[str, Tensor]:
