@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from attrs import evolve
 from torch import Tensor
 
 from rlcore import spi
+from rlcore.spi.arrays import Float32Array
 from rlcore_torchkit.refit.digest import tensor_digests
 from rlcore_torchkit.testing.families.backends import (
     build,
@@ -117,11 +119,11 @@ def _try(engine: TriedEngine, models: list[spi.ModelSpec], found: list[EngineOut
             if samples.logprobs.mean() > CERTAIN:
                 raise ValueError(f"its tiny model is certain of its tokens: log-probabilities of {samples.logprobs.mean():.2g}")
             with torch.no_grad():
-                distances = samples.distances(lambda batch, known=reference: known.logprobs(batch).numpy())
+                distances = samples.distances(partial(_logprobs, reference))
             found.append(evolve(found[-1], distance=max(found[-1].distance or 0.0, float(distances.max()))))
             _compare_samples(distances, reference.model_type, dtype, f"transformers' after refit {version}")
             if dtype == "float32":
-                by_trainer = samples.distances(lambda batch, known=trainer: logprobs_of(known, [batch], 0))
+                by_trainer = samples.distances(partial(_trained_logprobs, trainer))
                 _compare_samples(by_trainer, reference.model_type, dtype, f"the trainer's after refit {version}")
         held = engine.held_digests(backend)
         changed = result.digests.keys() - held.keys()
@@ -187,3 +189,12 @@ def _compare_held(held: Digests, own: Digests) -> None:
 def _named(names: Any) -> str:
     shown = sorted(names)
     return f"{', '.join(shown[:_MAX_NAMED])} of {len(shown)}"
+
+
+def _logprobs(reference: Reference, batch: spi.TokenBatch) -> Float32Array:
+    found: Float32Array = reference.logprobs(batch).numpy()
+    return found
+
+
+def _trained_logprobs(trainer: Any, batch: spi.TokenBatch) -> Float32Array:
+    return logprobs_of(trainer, [batch], 0)
