@@ -2,10 +2,12 @@
 
 import json
 import string
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 
 from rlcore import spi
 from rlcore_fsdp2.families.corrections import CORRECTIONS
@@ -28,7 +30,8 @@ def make_tiny(model_type: str, class_name: str, directory: Path) -> str:
     make_tokenizer(directory, alphabet=string.printable[: VOCAB_SIZE - 2])
     kind = CONFIG_MAPPING[model_type]
     correction = CORRECTIONS.get(model_type, {})
-    options = tiny_options(kind(), correction)
+    default = _default(kind, correction)
+    options = tiny_options(default, correction)
     config = kind(**options)
     content = config.to_dict() | {"architectures": [class_name]}
     if problems := list(decoder_problems(content, "config.json", trust_remote_code=False)):
@@ -42,10 +45,18 @@ def make_tiny(model_type: str, class_name: str, directory: Path) -> str:
     model.save_pretrained(directory)
     if not AutoConfig.from_pretrained(directory).architectures:
         raise ValueError("its configuration names no architecture")
-    changed = {name: value for name in _ASKED if name in options and (value := getattr(kind(), name)) != options[name]}
+    changed = {name: value for name in _ASKED if name in options and (value := getattr(default, name)) != options[name]}
     if not changed or _is_causal(AutoModelForCausalLM.from_config(kind(**{**options, **changed}), dtype=torch.float32)):
         return ""
     return ", ".join(f"{name} = {json.dumps(options[name])}" for name in changed)
+
+
+def _default(kind: Any, correction: Mapping[str, Any]) -> Any:
+    """Return the configuration of a class by default; the corrected one where the class refuses its own defaults."""
+    try:
+        return kind()
+    except StrictDataclassError:
+        return kind(**correction)
 
 
 @torch.no_grad()
