@@ -68,7 +68,7 @@ def vocabulary_size(model: Any) -> int:
     """Return how many tokens a transformers causal language model both reads and predicts: its embedding may be padded, its
     head not."""
     tables = model.get_input_embeddings(), model.get_output_embeddings()
-    return min(table.weight.shape[0] for table in tables if table is not None)
+    return min(int(table.weight.shape[0]) for table in tables if table is not None)
 
 
 def general_forward(model: Any, tokens: Tensor, packed: PackedSequences) -> Tensor:
