@@ -116,6 +116,17 @@ def test_code_of_a_models_own_is_run_only_where_the_recipe_trusts_it():
     assert found(trusted=True, **own) == []
 
 
+def test_code_of_a_models_own_has_to_be_beside_its_config(tmp_path):
+    own = {"model_type": "mine", "architectures": ["MineForCausalLM"]}
+    own["auto_map"] = {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Mine", "AutoModel": "acme/mine--mine.Mine"}
+    file = tmp_path / "config.json"
+    file.write_text("{}")
+    (problem,) = decoder_problems(own, str(file), trust_remote_code=True)
+    assert problem.found == "no mine.py, which auto_map names"
+    (tmp_path / "mine.py").write_text("")
+    assert not list(decoder_problems(own, str(file), trust_remote_code=True))
+
+
 @pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
 def test_angles_of_longrope_are_refused_beyond_their_first_table(key):
     config = {key: {"type": "longrope"}, "original_max_position_embeddings": 64}

@@ -4,6 +4,7 @@ Importing this file imports neither torch nor transformers.
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from rlcore.spi.errors import ModelError, Problem
@@ -126,6 +127,11 @@ def _class_problems(config: Mapping[str, Any], path: str, trust_remote_code: boo
             if first := first_transformers(config):
                 remedy = f"{first}; or read the code, and then set model.trust_remote_code to true"
             yield Problem(path=path, found=given, expected=f"{expected}, or code that the recipe trusts", remedy=remedy)
+        elif missing := sorted(set(_missing_code(config["auto_map"], Path(path)))):
+            named = f"no {', '.join(missing)}, which auto_map names"
+            yield Problem(
+                path=path, found=named, expected="the model's code beside it", remedy="Copy it from where the model is"
+            )
     elif known is None:
         remedy = newer_transformers(config) or "Correct it, or give the class as a file: docs/models.md, A model that is new"
         yield Problem(path=path, found=f"model_type {model_type}", expected=expected, remedy=remedy)
@@ -133,6 +139,15 @@ def _class_problems(config: Mapping[str, Any], path: str, trust_remote_code: boo
         expected = f"{known}, the language model of model_type {model_type}"
         remedy = newer_transformers(config) or ARCHITECTURES
         yield Problem(path=path, found=f"architecture {found}", expected=expected, remedy=remedy)
+
+
+def _missing_code(auto_map: Any, file: Path) -> Iterator[str]:
+    """Yield the modules of a local model's own code that are not beside its config.json, `file`."""
+    named = auto_map.items() if isinstance(auto_map, Mapping) and file.is_file() else ()
+    for kind, place in named:
+        module = f"{str(place).partition('.')[0]}.py"
+        if kind in ("AutoConfig", "AutoModelForCausalLM") and "--" not in module and not (file.parent / module).is_file():
+            yield module
 
 
 def layers_of(model: Any) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 
 from rlcore import spi
 from rlcore_torchkit.architectures.decoders import decoder_problems
@@ -38,7 +39,9 @@ def make_tiny(
 
     make_tokenizer(directory, alphabet=string.printable[: VOCAB_SIZE - 2])
     kind = CONFIG_MAPPING[model_type]
-    options = tiny_options(kind(), {**CORRECTIONS.get(model_type, {}), **further}, sizes, initial)
+    correction = {**CORRECTIONS.get(model_type, {}), **further}
+    default = _default(kind, correction)
+    options = tiny_options(default, correction, sizes, initial)
     config = kind(**options)
     content = config.to_dict() | {"architectures": [class_name]}
     if problems := list(decoder_problems(content, "config.json", trust_remote_code=False)):
@@ -52,7 +55,7 @@ def make_tiny(
     model.save_pretrained(directory)
     if not AutoConfig.from_pretrained(directory).architectures:
         raise ValueError("its configuration names no architecture")
-    changed = {name: value for name in _ASKED if name in options and (value := getattr(kind(), name)) != options[name]}
+    changed = {name: value for name in _ASKED if name in options and (value := getattr(default, name)) != options[name]}
     if not changed or _is_causal(AutoModelForCausalLM.from_config(kind(**{**options, **changed}), dtype=torch.float32)):
         return ""
     return ", ".join(f"{name} = {json.dumps(options[name])}" for name in changed)
@@ -78,6 +81,14 @@ def vary(directory: Path, target: Path, seed: int) -> Path:
                 tensors[name] = (tensor * factors).bfloat16().to(tensor.dtype)
         save_file(tensors, file, metadata)
     return target
+
+
+def _default(kind: Any, correction: Mapping[str, Any]) -> Any:
+    """Return the configuration of a class by default; the corrected one where the class refuses its own defaults."""
+    try:
+        return kind()
+    except StrictDataclassError:
+        return kind(**correction)
 
 
 @torch.no_grad()
