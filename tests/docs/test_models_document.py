@@ -16,11 +16,11 @@ from megatron_families import FAMILIES as OF_MEGATRON
 from vllm_families import SHOWN
 
 from rlcore.spi import CheckContext, ModelSpec
-from rlcore_torchkit.testing.families.corrections import UNTRIED
 from rlcore_fsdp2.families.table import BEGIN, END
 from rlcore_megatron.families.models import FAMILIES
 from rlcore_torchkit.architectures.registry import installed_model_types
 from rlcore_torchkit.huggingface.models import any_decoder_problems, architecture_problems
+from rlcore_torchkit.testing.families.corrections import UNTRIED
 from rlcore_transformers.check import check
 from rlcore_transformers.config import TransformersConfig
 

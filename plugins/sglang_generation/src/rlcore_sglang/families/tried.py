@@ -48,8 +48,7 @@ class TriedSglang(TriedEngine):
         return SIZES
 
     def options(self, model_type: str) -> Mapping[str, Any]:
-        del model_type
-        return {}
+        return {"sliding_window": None} if model_type == "mistral" else {}
 
     def config(self) -> SglangConfig:
         return _CONFIG

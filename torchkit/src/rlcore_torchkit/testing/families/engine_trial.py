@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from attrs import evolve
 from torch import Tensor
 
 from rlcore import spi
+from rlcore.spi.arrays import Float32Array
 from rlcore_torchkit.refit.digest import tensor_digests
 from rlcore_torchkit.testing.families.backends import (
     build,
@@ -107,26 +109,34 @@ def _try(engine: TriedEngine, models: list[spi.ModelSpec], found: list[EngineOut
             try:
                 result = refit(backend, trainer, 0, sent_as=version, channel=engine.channel, dtype=dtype)
             except spi.RefitError as error:
-                raise spi.ModelError(
-                    [spi.Problem(path=model.path, found=str(error).split("\n")[0], expected="a refit")]
-                ) from error
+                text = engine_error(error) if "\n" in str(error) else str(error)
+                raise spi.ModelError([spi.Problem(path=model.path, found=text, expected="a refit")]) from error
             _compare_arrived(result.digests, _tensors(model), dtype)
             reference = Reference(model)
             with _engine_errors():
                 samples = Samples(backend, reference.vocab_size, version)
             if samples.logprobs.mean() > CERTAIN:
                 raise ValueError(f"its tiny model is certain of its tokens: log-probabilities of {samples.logprobs.mean():.2g}")
-            with torch.no_grad():
-                distances = samples.distances(lambda batch, known=reference: known.logprobs(batch).numpy())
+            distances = samples.distances(partial(_by_reference, reference))
             found.append(evolve(found[-1], distance=max(found[-1].distance or 0.0, float(distances.max()))))
             _compare_samples(distances, reference.model_type, dtype, f"transformers' after refit {version}")
             if dtype == "float32":
-                by_trainer = samples.distances(lambda batch, known=trainer: logprobs_of(known, [batch], 0))
+                by_trainer = samples.distances(partial(_by_trainer, trainer))
                 _compare_samples(by_trainer, reference.model_type, dtype, f"the trainer's after refit {version}")
         held = engine.held_digests(backend)
         changed = result.digests.keys() - held.keys()
         found.append(evolve(found[-1], num_tensors=len(result.digests), num_changed=len(changed)))
         _compare_held(held, own)
+
+
+@torch.no_grad()
+def _by_reference(reference: Reference, batch: spi.TokenBatch) -> Float32Array:
+    logprobs: Float32Array = reference.logprobs(batch).numpy()
+    return logprobs
+
+
+def _by_trainer(trainer: Any, batch: spi.TokenBatch) -> Float32Array:
+    return logprobs_of(trainer, [batch], 0)
 
 
 @contextmanager
