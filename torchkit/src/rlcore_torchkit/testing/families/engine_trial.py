@@ -35,7 +35,6 @@ from rlcore_torchkit.testing.families.reference import Reference
 from rlcore_torchkit.testing.families.samples import Samples, WrongError
 from rlcore_torchkit.testing.families.tiny_model import make_tiny, vary
 
-TRAINER = "fsdp2"
 TOLERANCE = 1e-4
 """Largest distance of log-probabilities in float32."""
 TOLERANCES: Mapping[str, float] = {"nemotron_h": 1e-3, "zamba2": 1e-3}
@@ -99,7 +98,7 @@ def _try(engine: TriedEngine, models: list[spi.ModelSpec], found: list[EngineOut
     context = generator_context(models[0], engine.channel, engine.device)
     require_checked(engine.provider, context, engine.config(), engine.channel)
     with closing() as closed:
-        provider = installed_provider("trainers", TRAINER)
+        provider = installed_provider("trainers", engine.trainer)
         trainers = [build(provider, trainer_context(model), closed) for model in models]
         with _engine_errors():
             own = engine.own_digests(models[-1])
