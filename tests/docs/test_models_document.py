@@ -24,6 +24,8 @@ from rlcore_torchkit.architectures.image_faults import image_fault
 from rlcore_torchkit.architectures.registry import installed_model_types
 from rlcore_torchkit.huggingface.models import any_decoder_problems, architecture_problems
 from rlcore_torchkit.testing.families.corrections import UNTRIED
+from rlcore_torchkit.testing.families.engine_outcome import SOUND
+from rlcore_torchkit.testing.families.engine_table import marks
 from rlcore_transformers.check import check
 from rlcore_transformers.config import TransformersConfig
 
@@ -31,6 +33,7 @@ PLAN_ROW = re.compile(r"^\| (\w+) \| (\w+) \| (\w*) ?\|$", re.MULTILINE)
 ROW = re.compile(r"^\| (\w+) \| (\w+) \| (\w+) \| (\w+) \| (\w+) \|$", re.MULTILINE)
 OF_ALL = re.compile(r"^\| ([\w-]+) \| ([\w ]+) \| ([\w ]*)\| ([\w ]+) \| .*\|$", re.MULTILINE)
 IMAGE_ROW = re.compile(r"^\| ([\w.-]+) \| (\w+) \| (.*?) ?\|$", re.MULTILINE)
+OF_ENGINE = re.compile(r"^\| ([\w-]+) \| ([\w ]+) \| .*\|$", re.MULTILINE)
 OPTIONS = {**DESCRIBED, **TRAINED, **OWN_ATTENTION, **{name: options for name, (options, _) in REFUSED.items()}}
 
 
@@ -80,6 +83,17 @@ def test_models_of_images_agree_or_are_refused_with_their_reason():
     assert rows == expected | dict.fromkeys(IMAGE_MODELS, ("agrees", ""))
     listed = (ROOT / "docs/images.md").read_text().partition("| models |")[2].partition("\n")[0]
     assert set(re.findall(r"`(\w+)`", listed)) == IMAGE_MODELS.keys()
+
+
+@pytest.mark.parametrize(("page", "command", "least"), [("vllm", "rlcore_vllm", 90), ("sglang", "rlcore_sglang", 5)])
+def test_no_family_of_an_engine_is_wrong_or_crashes(page, command, least):
+    text = (ROOT / f"docs/{page}.md").read_text()
+    for device, expected in (("cpu", least), ("cuda", 0)):
+        begin, end = marks(f"{command}.families", device)
+        table = text.partition(begin)[2].partition(end)[0]
+        verdicts = {name: verdict for name, verdict in OF_ENGINE.findall(table) if name != "model_type"}
+        assert len(verdicts) >= expected
+        assert set(verdicts.values()) <= SOUND
 
 
 def test_tensor_parallelism_is_what_tests_show_and_plans_divide():

@@ -16,6 +16,7 @@ HELD = {"model.norm.weight": 1, "model.fused": 2}
 
 class Engine(TriedEngine):
     name = "transformers"
+    trainer = "fsdp2"
     command = "transformers"
     channel = "in_process"
     provider = installed_provider("generators", "transformers")

@@ -31,5 +31,5 @@ def held_digests(model: nn.Module, unpacked: Callable[[nn.Module, str], Tensor |
             tensor = unpacked(layer, name)
             tensor = value if tensor is None else tensor
             if isinstance(tensor, Tensor) and name not in _CACHES and tensor.numel() and not tensor.is_meta:
-                held[f"{prefix}.{name}"] = tensor.detach().contiguous()
+                held[f"{prefix}.{name}" if prefix else name] = tensor.detach().contiguous()
     return dict(zip(held, tensor_digests(held.values()), strict=True))

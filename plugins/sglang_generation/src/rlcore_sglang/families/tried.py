@@ -18,6 +18,7 @@ class TriedSglang(TriedEngine):
     """SGLang, whose engine is in processes of its own."""
 
     name = "sglang"
+    trainer = "fsdp2"
     command = "rlcore_sglang.families"
     channel = "shared_memory"
     preloaded = (
@@ -48,8 +49,7 @@ class TriedSglang(TriedEngine):
         return SIZES
 
     def options(self, model_type: str) -> Mapping[str, Any]:
-        del model_type
-        return {}
+        return {"sliding_window": None} if model_type == "mistral" else {}
 
     def config(self) -> SglangConfig:
         return _CONFIG

@@ -31,6 +31,7 @@ class TriedVllm(TriedEngine):
     """vLLM with its engine in the process of the trial."""
 
     name = "vllm"
+    trainer = "fsdp2"
     command = "rlcore_vllm.families"
     channel = "in_process"
     preloaded = (

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import pickle
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Literal
@@ -40,7 +39,7 @@ def in_child(
     failure = f"over {time_limit:.0f} s"
     try:
         if receiver.poll(time_limit):
-            answer, failure = pickle.loads(receiver.recv_bytes()), ""
+            answer, failure = receiver.recv(), ""
     except EOFError:
         child.join()
         failure = f"its process ended with {child.exitcode}"
@@ -60,4 +59,4 @@ def _answer(function: Callable[..., Any], arguments: tuple[Any, ...], sender: Co
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)
-    sender.send_bytes(pickle.dumps(function(*arguments)))
+    sender.send(function(*arguments))

@@ -29,6 +29,8 @@ class TriedEngine(ABC):
 
     name: ClassVar[str]
     """The generator's name in a recipe."""
+    trainer: ClassVar[str]
+    """The trainer whose weights are sent, by its name in a recipe."""
     command: ClassVar[str]
     """The module that `python -m` runs."""
     channel: ClassVar[str]

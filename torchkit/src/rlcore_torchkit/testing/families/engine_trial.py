@@ -35,7 +35,6 @@ from rlcore_torchkit.testing.families.reference import Reference
 from rlcore_torchkit.testing.families.samples import Samples, WrongError
 from rlcore_torchkit.testing.families.tiny_model import make_tiny, vary
 
-TRAINER = "fsdp2"
 TOLERANCE = 1e-4
 """Largest distance of log-probabilities in float32."""
 TOLERANCES: Mapping[str, float] = {"nemotron_h": 1e-3, "zamba2": 1e-3}
@@ -99,7 +98,7 @@ def _try(engine: TriedEngine, models: list[spi.ModelSpec], found: list[EngineOut
     context = generator_context(models[0], engine.channel, engine.device)
     require_checked(engine.provider, context, engine.config(), engine.channel)
     with closing() as closed:
-        provider = installed_provider("trainers", TRAINER)
+        provider = installed_provider("trainers", engine.trainer)
         trainers = [build(provider, trainer_context(model), closed) for model in models]
         with _engine_errors():
             own = engine.own_digests(models[-1])
@@ -109,26 +108,34 @@ def _try(engine: TriedEngine, models: list[spi.ModelSpec], found: list[EngineOut
             try:
                 result = refit(backend, trainer, 0, sent_as=version, channel=engine.channel, dtype=dtype)
             except spi.RefitError as error:
-                raise spi.ModelError(
-                    [spi.Problem(path=model.path, found=str(error).split("\n")[0], expected="a refit")]
-                ) from error
+                text = engine_error(error) if "\n" in str(error) else str(error)
+                raise spi.ModelError([spi.Problem(path=model.path, found=text, expected="a refit")]) from error
             _compare_arrived(result.digests, _tensors(model), dtype)
             reference = Reference(model)
             with _engine_errors():
                 samples = Samples(backend, reference.vocab_size, version)
             if samples.logprobs.mean() > CERTAIN:
                 raise ValueError(f"its tiny model is certain of its tokens: log-probabilities of {samples.logprobs.mean():.2g}")
-            with torch.no_grad():
-                distances = samples.distances(partial(_logprobs, reference))
+            distances = samples.distances(partial(_by_reference, reference))
             found.append(evolve(found[-1], distance=max(found[-1].distance or 0.0, float(distances.max()))))
             _compare_samples(distances, reference.model_type, dtype, f"transformers' after refit {version}")
             if dtype == "float32":
-                by_trainer = samples.distances(partial(_trained_logprobs, trainer))
+                by_trainer = samples.distances(partial(_by_trainer, trainer))
                 _compare_samples(by_trainer, reference.model_type, dtype, f"the trainer's after refit {version}")
         held = engine.held_digests(backend)
         changed = result.digests.keys() - held.keys()
         found.append(evolve(found[-1], num_tensors=len(result.digests), num_changed=len(changed)))
         _compare_held(held, own)
+
+
+@torch.no_grad()
+def _by_reference(reference: Reference, batch: spi.TokenBatch) -> Float32Array:
+    logprobs: Float32Array = reference.logprobs(batch).numpy()
+    return logprobs
+
+
+def _by_trainer(trainer: Any, batch: spi.TokenBatch) -> Float32Array:
+    return logprobs_of(trainer, [batch], 0)
 
 
 @contextmanager
@@ -189,12 +196,3 @@ def _compare_held(held: Digests, own: Digests) -> None:
 def _named(names: Any) -> str:
     shown = sorted(names)
     return f"{', '.join(shown[:_MAX_NAMED])} of {len(shown)}"
-
-
-def _logprobs(reference: Reference, batch: spi.TokenBatch) -> Float32Array:
-    found: Float32Array = reference.logprobs(batch).numpy()
-    return found
-
-
-def _trained_logprobs(trainer: Any, batch: spi.TokenBatch) -> Float32Array:
-    return logprobs_of(trainer, [batch], 0)
