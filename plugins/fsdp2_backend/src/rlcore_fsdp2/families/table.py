@@ -11,7 +11,7 @@ from rlcore_fsdp2.families.outcome import Outcome
 BEGIN, END = "<!-- families: python -m rlcore_fsdp2.families --write docs/models.md -->", "<!-- end of families -->"
 IMAGE_BEGIN = "<!-- models of images: python -m rlcore_fsdp2.families --images --write docs/models.md -->"
 IMAGE_END = "<!-- end of models of images -->"
-_MAX_REASON = 120
+_MAX_REASON = 200
 _ROW = re.compile(r"^\| ([\w-]+) \| ([\w ]+) \| .* \| ([\w ]+) \| .*\|$")
 """A row of a family: its model_type and the verdicts on trainer and generator."""
 _HEAD = re.compile(r"transformers (\S+), (\S+)\. ")
