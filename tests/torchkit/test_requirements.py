@@ -16,7 +16,8 @@ def test_what_is_here_serves() -> None:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder in place of all installed distributions."""
+    """An empty folder in place of all installed distributions, and no leave for untried versions."""
+    monkeypatch.delenv(requirements.UNTRIED_VARIABLE, raising=False)
     monkeypatch.setattr("sys.path", [str(tmp_path)])
     monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda name: name)
     return tmp_path
