@@ -115,7 +115,7 @@ def test_another_records_request_never_reaches_the_backend(make_trainer, batch):
             "the loss 'nowhere.at_all:loss', which the algorithm names, cannot be imported: ModuleNotFoundError: No module",
         ),
         ("rlcore.testing.fakes.algorithm:nothing", "has no attribute 'nothing'"),
-        ("rlcore.testing.fakes.algorithm:ADVANTAGES", "which the algorithm names, is a str; expected a function"),
+        ("rlcore.spi.batch:ADVANTAGES", "which the algorithm names, is a str; expected a function"),
     ],
 )
 def test_a_loss_that_is_not_there_is_the_algorithms_and_never_reaches_the_backend(make_trainer, batch, path, text):
