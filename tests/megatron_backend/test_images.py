@@ -19,7 +19,16 @@ from megatron_support import TEMPERATURE, make_backend
 from rank_launch import collected, launch_rows, once
 from transformers import AutoConfig
 
-from rlcore.spi import CheckContext, CloseRequest, ContractError, LogprobsRequest, LoraSpec, ModelSpec, OptimizerSpec, TokenBatch
+from rlcore.spi import (
+    CheckContext,
+    CloseRequest,
+    ContractError,
+    LogprobsRequest,
+    LoraSpec,
+    ModelSpec,
+    OptimizerSpec,
+    TokenBatch,
+)
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.checks.check import check
 from rlcore_megatron.families.models import architecture_of, dims_of, load_config, standard_config

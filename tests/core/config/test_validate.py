@@ -121,8 +121,14 @@ def test_one_bad_value_is_one_problem_at_its_key(problems, override: str) -> Non
 @pytest.mark.parametrize(
     ("path", "overrides"),
     [
-        ("critic.groups[0].name", ("optimizer.name=muon", "critic.name=adamw", "critic.groups=[{parameters=['a'], name='adamw'}]")),
-        ("optimizer.groups[0].name", ("critic={name='muon', groups=[]}", "optimizer.groups=[{parameters=['a'], name='adamw'}]")),
+        (
+            "critic.groups[0].name",
+            ("optimizer.name=muon", "critic.name=adamw", "critic.groups=[{parameters=['a'], name='adamw'}]"),
+        ),
+        (
+            "optimizer.groups[0].name",
+            ("critic={name='muon', groups=[]}", "optimizer.groups=[{parameters=['a'], name='adamw'}]"),
+        ),
         ("optimizer.muon", ("critic.name=adamw", "optimizer.muon={}")),
     ],
 )
