@@ -22,7 +22,7 @@ from rlcore_conformance.trainers.trainer_optimizer import SMALL, flat, update_of
 ROUNDED = 0.3
 """Share of an orthogonalized update that rounding to bfloat16 may change."""
 ROUNDED_ONCE = 0.1
-"""The same of an update of one iteration."""
+"""Share of an update of one iteration that rounding to bfloat16 may change."""
 OPTIONS = {
     "match_rms_adamw": MuonSpec(),
     "original": MuonSpec(scale="original"),
