@@ -10,6 +10,7 @@ from rlcore_fsdp2.optimizer import Optimizer
 from rlcore_fsdp2.provider import PROVIDER
 
 ORTHOGONAL, MEAN = "test_muon_orthogonalizes_each_matrix", "test_muon_keeps_a_mean_of_gradients"
+MIXED = "test_muon_mixes_gradients_by_its_options"
 GROUPS, RESUMED = "test_groups_have_their_own_settings", "test_run_resumes_with_its_state"
 
 
@@ -43,6 +44,13 @@ class IteratesOnce(WrongTrainer):
         return {"muon": evolve(spec.muon or MuonSpec(), newton_schulz_steps=1)}
 
 
+class IteratesFiveTimes(WrongTrainer):
+    check = ORTHOGONAL
+
+    def changed(self, spec):
+        return {"muon": spec.muon and evolve(spec.muon, newton_schulz_steps=5)}
+
+
 class TrainsEmbeddingsByMuon(WrongTrainer):
     check = ORTHOGONAL
 
@@ -58,6 +66,27 @@ class ForgetsTheMean(WrongTrainer):
 
     def changed(self, spec):
         return {"muon": MuonSpec(momentum=0.0)}
+
+
+class HasOneMomentum(WrongTrainer):
+    check = MIXED
+
+    def changed(self, spec):
+        return {"muon": spec.muon and evolve(spec.muon, momentum=0.95)}
+
+
+class AlwaysTakesNesterovs(WrongTrainer):
+    check = MIXED
+
+    def changed(self, spec):
+        return {"muon": spec.muon and evolve(spec.muon, nesterov=True)}
+
+
+class NeverTakesNesterovs(WrongTrainer):
+    check = MIXED
+
+    def changed(self, spec):
+        return {"muon": spec.muon and evolve(spec.muon, nesterov=False)}
 
 
 class DecaysMatricesTwice(WrongTrainer):
@@ -95,7 +124,7 @@ class LastGroupCounts(WrongTrainer):
     check = GROUPS
 
     def changed(self, spec):
-        return {"groups": spec.groups[::-1]}
+        return {"groups": spec.groups[1:]}  # the first one's tensor is the second one's too
 
 
 class KeepsTheTablesBetas(WrongTrainer):
@@ -103,6 +132,13 @@ class KeepsTheTablesBetas(WrongTrainer):
 
     def changed(self, spec):
         return {"groups": tuple(evolve(group, betas=None) for group in spec.groups)}
+
+
+class TrainsTheGroupByMuon(WrongTrainer):
+    check = "test_group_takes_a_matrix_out_of_muon"
+
+    def changed(self, spec):
+        return {"groups": tuple(evolve(group, name=None) for group in spec.groups)}
 
 
 class TakesAnyPattern(WrongTrainer):
