@@ -78,9 +78,7 @@ def try_model(directory: Path, scratch: Path, *, trust_remote_code: bool = False
     return evolve(outcome, seconds=round(monotonic() - begun, 1))
 
 
-def _tried(
-    outcome: Outcome, model: spi.ModelSpec, scratch: Path, trainer: str = "fsdp2", *, whole: bool = False
-) -> Outcome:
+def _tried(outcome: Outcome, model: spi.ModelSpec, scratch: Path, trainer: str = "fsdp2", *, whole: bool = False) -> Outcome:
     """`whole` says whether reasons have what was expected and the remedy."""
     content = read_object(Path(model.path) / CONFIG_FILE)
     reads_images = not isinstance(content, spi.Problem) and is_image_model(content)

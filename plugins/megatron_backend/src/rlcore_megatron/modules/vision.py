@@ -104,7 +104,7 @@ def make_vision(hf: Any, config: Any) -> nn.Module:
             setattr(vision, name, type(part)._from_config(part.config, **options))
     vision.eval()
     if config.recompute_granularity == "full":
-        with quiet_transformers():  # it takes the tower's part for a model that cannot be recomputed
+        with quiet_transformers():  # it warns that there are no embeddings of tokens
             vision.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         for module in vision.modules():
             module.training = hasattr(module, "gradient_checkpointing")  # no dropout below

@@ -116,9 +116,7 @@ def refit(
     return result
 
 
-def judged(
-    check: Callable[[], None], *, whole: bool = False
-) -> tuple[Literal["agrees", "refused", "wrong", "crashed"], str]:
+def judged(check: Callable[[], None], *, whole: bool = False) -> tuple[Literal["agrees", "refused", "wrong", "crashed"], str]:
     """Return verdict and reason, by what `check` raises: of problems what was found, with `whole` also what was expected and
     the remedy."""
     try:
