@@ -2,6 +2,7 @@
 megatron_image_cases."""
 
 import json
+import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace as evolve_batch
@@ -17,6 +18,7 @@ from image_support import ImageReference, image_batch
 from megatron_image_cases import FAMILIES, ROWS, Launch, Place, check_row, model_of, prepare, run_all
 from megatron_support import TEMPERATURE, make_backend
 from rank_launch import collected, launch_rows, once
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from rlcore.spi import (
@@ -32,11 +34,13 @@ from rlcore.spi import (
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.checks.check import check
 from rlcore_megatron.families.models import architecture_of, dims_of, load_config, standard_config
+from rlcore_megatron.families.qwen_vl import qwen3_vl
 from rlcore_megatron.families.vision_weights import vision_sources
 from rlcore_megatron.layouts.memory import Workload, estimate
 from rlcore_megatron.modules.attention import GridRotary
 from rlcore_megatron.modules.packing import PackedBatch
 from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_torchkit.architectures.decoders import IMAGE_MODELS
 from rlcore_torchkit.testing.image_models import make_image_model
 from rlcore_torchkit.testing.models import make_model
 
@@ -199,6 +203,79 @@ def test_gemma_3_is_refused_with_the_mask_that_it_needs(tmp_path: Path) -> None:
     (problem,) = found_problems(tmp_path)
     assert "in both directions" in problem
     assert "language_model" in problem
+
+
+@pytest.mark.parametrize("name", sorted(IMAGE_MODELS))
+@pytest.mark.parametrize("place", ["model", "reference"])
+def test_other_models_of_images_are_refused_with_the_trainer_that_computes_them(
+    name: str, place: str, root: Path, tmp_path: Path
+) -> None:
+    content = {**AutoConfig.for_model(name).to_dict(), "architectures": [IMAGE_MODELS[name]]}
+    (tmp_path / "config.json").write_text(json.dumps(content, default=str))
+    directory = tmp_path if place == "model" else model_of(root, "qwen3_vl")
+    context = {} if place == "model" else {"reference": ModelSpec(path=str(tmp_path), dtype="float32")}
+    found = [problem for problem in found_problems(directory, context) if name in problem]
+    if name in FAMILIES:
+        assert not any("fsdp2" in problem for problem in found)
+    else:
+        (problem,) = found
+        assert "which reads images" in problem
+        assert 'trainer.name to "fsdp2"' in problem
+        assert all(family in problem for family in FAMILIES)
+
+
+@pytest.mark.parametrize("place", ["model", "reference"])
+def test_a_model_without_an_image_processor_is_refused(place: str, root: Path, tmp_path: Path) -> None:
+    whole, bare = model_of(root, "qwen3_vl"), tmp_path / "bare"
+    shutil.copytree(whole, bare, ignore=shutil.ignore_patterns("*preprocessor_config.json"))
+    given = {"model": (bare, {}), "reference": (whole, {"reference": ModelSpec(path=str(bare), dtype="float32")})}
+    (problem,) = found_problems(*given[place])
+    assert str(bare) in problem
+    assert "preprocessor_config.json" in problem
+
+
+def test_layers_add_the_features_of_at_most_as_many_of_the_tower(tmp_path: Path) -> None:
+    make_image_model(tmp_path, "qwen3_vl", num_layers=1)
+    (problem,) = found_problems(tmp_path)
+    assert "deepstack_visual_indexes of 2 layers" in problem
+    assert "num_hidden_layers" in problem
+
+
+@pytest.mark.parametrize("listed", [None, [0], [0, 3, 5]])
+def test_features_are_those_of_transformers_class(listed: list[int] | None) -> None:
+    config = AutoConfig.for_model("qwen3_vl").to_dict()
+    del config["vision_config"]["deepstack_visual_indexes"]
+    config["vision_config"] |= {} if listed is None else {"deepstack_visual_indexes": listed}
+    expected = AutoConfig.for_model(**config).vision_config.deepstack_visual_indexes
+    assert sum(qwen3_vl(config).deepstack) == len(expected)
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
+def test_files_may_have_the_names_of_transformers_modules(
+    family: str, root: Path, tmp_path: Path, backend: Callable[..., MegatronBackend]
+) -> None:
+    directory = model_of(root, family)
+    shutil.copytree(directory, tmp_path / "model")
+    (file,) = (tmp_path / "model").glob("*.safetensors")
+    tensors, renamed = load_file(file), {"model.": "model.language_model.", "visual.": "model.visual."}
+    new = {
+        next((later + name.removeprefix(old) for old, later in renamed.items() if name.startswith(old)), name): tensor
+        for name, tensor in tensors.items()
+    }
+    assert sum(name in tensors for name in new) == ("lm_head.weight" in tensors)
+    save_file(new, file, {"format": "pt"})
+    assert found_problems(tmp_path / "model") == []
+    batch = image_batch(directory, 0)
+    found = logprobs_of(backend(tmp_path / "model"), batch)
+    np.testing.assert_array_equal(found, logprobs_of(backend(directory), batch))
+
+
+def test_recomputation_of_the_tower_says_nothing(
+    root: Path, backend: Callable[..., MegatronBackend], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    backend(model_of(root, "qwen3_vl"), config=MegatronConfig(recompute="full"))
+    assert [record.message for record in caplog.records if record.name.startswith("transformers")] == []
 
 
 def test_a_tower_to_freeze_has_to_be_there(tmp_path: Path) -> None:

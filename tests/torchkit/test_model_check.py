@@ -19,10 +19,12 @@ from rlcore_torchkit.huggingface.model_check import (
     float8_notes,
     model_config,
     position_problems,
+    reference_problems,
     routing_problems,
     too_few_positions,
     trained_model_problems,
 )
+from rlcore_torchkit.testing.image_models import make_image_model
 
 
 @pytest.fixture
@@ -128,6 +130,30 @@ def test_a_head_of_values_may_be_missing(context: CheckContext, tmp_path: Path, 
     assert found(evolve(context, head="value")) == []
     problems = found(evolve(edited(context, tmp_path), head=head))
     assert [problem for _, problem in problems] == ([] if head == "value" else ["score.weight in the weights"])
+
+
+@pytest.mark.parametrize("place", ["model", "reference"])
+@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize("content", [None, '{"image_processor_type": "CLIPImageProcessor"}', "whole"])
+def test_an_image_processor_has_to_load(
+    content: str | None, trusted: bool, place: str, context: CheckContext, tmp_path: Path
+) -> None:
+    """Of a model whose code is trusted nothing is loaded."""
+    whole, other = make_image_model(tmp_path / "whole", "qwen3_vl"), make_image_model(tmp_path / "other", "qwen3_vl")
+    file = other / "preprocessor_config.json"
+    if content is None:
+        file.unlink()
+    elif content != "whole":
+        file.write_text(content)
+    spec = ModelSpec(path=str(other), trust_remote_code=trusted)
+    if place == "model":
+        problems = list(trained_model_problems(evolve(context, model=spec), any_decoder=True))
+    else:
+        own = evolve(context, model=ModelSpec(path=str(whole)), reference=spec)
+        problems = list(reference_problems(own, lambda _: (), any_decoder=True))
+    expected = [] if content == "whole" or trusted else [str(other)]
+    assert [problem.path for problem in problems] == expected
+    assert all("preprocessor_config.json" in problem.expected for problem in problems)
 
 
 def test_no_stated_limit_is_no_limit(context: CheckContext, tmp_path: Path) -> None:

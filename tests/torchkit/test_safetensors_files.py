@@ -44,6 +44,30 @@ def test_blocks_of_tensors_of_several_files(sharded: ModelSpec) -> None:
         assert torch.equal(block, TENSORS["b"][2:5])
 
 
+@pytest.mark.parametrize(
+    ("held", "known", "found"),
+    [
+        ({"new.a"}, {"a"}, {"a": "new.a"}),
+        ({"new.a"}, {"new.a"}, {"new.a": "new.a"}),
+        ({"new.a"}, {"b"}, {"new.a": "new.a"}),
+        ({"new.a", "a"}, {"a"}, {"new.a": "new.a", "a": "a"}),
+        ({"new.a", "b"}, {"a", "b"}, {"a": "new.a", "b": "b"}),
+        ({"an.other"}, {"a", "other"}, {"an.other": "an.other"}),
+    ],
+    ids=["renamed", "known", "unknown", "twice", "mixed", "another prefix"],
+)
+def test_tensors_of_another_prefix(held: set[str], known: set[str], found: dict[str, str], tmp_path: Path) -> None:
+    values = {name: torch.tensor([float(number)]) for number, name in enumerate(sorted(held))}
+    save_file(values, tmp_path / "model.safetensors")
+    with open_tensors(ModelSpec(path=str(tmp_path))) as opened:
+        files = opened.renamed({"new.": ""}, known)
+        assert {name: files.read(name, [slice(0, 1)], torch.float32) for name in files.tensors} == {
+            name: values[stored] for name, stored in found.items()
+        }
+        assert {files.shape(name) for name in found} == {(1,)}
+        assert files.places.keys() == found.keys()
+
+
 def test_numbers_that_are_infinite_in_the_dtype_are_refused(tmp_path: Path) -> None:
     save_file({"a": torch.tensor([1e300], dtype=torch.float64)}, tmp_path / "model.safetensors")
     with open_tensors(ModelSpec(path=str(tmp_path))) as files:

@@ -34,9 +34,29 @@ def test_outcomes_of_other_code_and_unsound_ones_are_tried_again(code, verdict, 
 
 
 @pytest.mark.parametrize(("verdict", "status"), [("agrees", 0), ("refused", 1), ("wrong", 1)])
-def test_one_model_has_to_agree(verdict, status, monkeypatch):
+def test_one_model_has_to_agree(verdict, status, monkeypatch, tmp_path):
     monkeypatch.setattr(trial, "try_model", lambda *_, **__: evolve(LLAMA, trainer=verdict, generator=verdict))
-    assert main(["--model", "directory"]) == status
+    assert main(["--model", str(tmp_path)]) == status
+
+
+@pytest.mark.parametrize(
+    ("trainer", "generator", "agrees"),
+    [
+        ("agrees", "agrees", True),
+        ("agrees", "not tried", True),
+        ("agrees", "refused", False),
+        ("refused", "agrees", False),
+        ("not tried", "not tried", False),
+    ],
+)
+def test_a_generator_that_is_not_tried_does_not_count(trainer, generator, agrees):
+    assert evolve(LLAMA, trainer=trainer, generator=generator).agrees == agrees
+
+
+def test_a_model_has_to_be_a_directory(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["--model", str(tmp_path / "none")])
+    assert "no directory" in capsys.readouterr().err
 
 
 def test_an_unknown_family_is_refused(capsys):

@@ -1,5 +1,7 @@
 """Families against transformers: some in each run of the tests, all of them in the long ones."""
 
+import json
+
 import pytest
 import torch
 from attrs import evolve
@@ -14,6 +16,7 @@ from rlcore_torchkit.huggingface.models import load_model
 from rlcore_torchkit.layers.attention import PackedSequences
 from rlcore_torchkit.testing.families.reference import Reference
 from rlcore_torchkit.testing.families.tiny_model import make_tiny
+from rlcore_torchkit.testing.image_models import make_image_model
 
 NAMES = class_names()
 SOME = ["bloom", "deepseek_v32", "falcon_mamba", "gemma4_text", "hrm_text", "minimax", "qwen3_5_text", "bert", "camembert"]
@@ -56,11 +59,47 @@ def test_other_images_are_wrong(tmp_path, monkeypatch):
     assert try_image_family("qwen3_vl", IMAGE_MODELS["qwen3_vl"], tmp_path).trainer == "wrong"
 
 
-def test_other_classes_of_images_are_refused_with_the_reason(tmp_path):
-    for name, reason in (("gemma3", "see later ones"), ("mllama", "cross-attention"), ("llava", "image_grid_thw")):
-        outcome = try_image_family(name, "", tmp_path)
-        assert outcome.trainer == "refused"
-        assert reason in outcome.trainer_reason
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("gemma3", "see later ones"),
+        ("mllama", "cross-attention"),
+        ("idefics", "cross-attention"),
+        ("llava", "image_grid_thw"),
+        ("blip-2", "image_grid_thw"),
+        ("fuyu", "image_grid_thw"),
+        ("udop", "an encoder and a decoder"),
+        ("diffusion_gemma", "an encoder and a decoder"),
+        ("mistral4", "no pixels"),
+    ],
+)
+def test_other_classes_of_images_are_refused_with_the_reason(name, reason, tmp_path):
+    outcome = try_image_family(name, "", tmp_path)
+    assert outcome.trainer == "refused"
+    assert reason in outcome.trainer_reason
+
+
+@pytest.mark.parametrize("trainer", ["fsdp2", "megatron"])
+def test_a_model_of_images_is_tried_with_images_and_no_generator(trainer, tmp_path, monkeypatch):
+    if trainer == "megatron":
+        pytest.importorskip("megatron.core")
+    directory = make_image_model(tmp_path / "model", "qwen3_vl")
+    outcome = try_model(directory, tmp_path, trainer=trainer)
+    assert outcome.agrees, outcome.line
+    assert outcome.generator == "not tried"
+    assert outcome.seconds > 0.0
+    monkeypatch.setattr(ImageReference, "logits", lambda self, tokens, files: Reference.logits(self, tokens, ()))
+    assert try_model(directory, tmp_path / "again", trainer=trainer).trainer == "wrong"
+
+
+def test_a_refused_model_is_named_with_what_was_expected_and_the_remedy(tmp_path):
+    content = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": {"vocab_size": 9}}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    outcome = try_model(tmp_path, tmp_path)
+    assert not outcome.agrees
+    assert "see later ones" in outcome.line
+    assert "expected" in outcome.line
+    assert "rlcore_torchkit.huggingface.language_model" in outcome.line
 
 
 def test_other_numbers_are_wrong(tmp_path, monkeypatch):

@@ -26,8 +26,13 @@ def image_fault(model_type: str) -> str:
     inputs = inspect.signature(kind.forward).parameters
     module = sys.modules[kind.__module__]
     classes = [found for _, found in inspect.getmembers(module, inspect.isclass)]
-    if inputs.keys() & {"cross_attention_mask", "decoder_input_ids", "image_attention_mask"}:
+    if inputs.keys() & {"cross_attention_mask", "image_attention_mask"}:
         return f"{name}, whose layers read images by cross-attention"
+    takes_pixels = any("pixel" in key or "patches" in key for key in inputs)
+    if "encoder_outputs" in inputs or ("decoder_input_ids" in inputs and not takes_pixels):
+        return f"{name}, which has an encoder and a decoder"
+    if not takes_pixels:
+        return f"{name}, which takes no pixels"
     if inputs.keys() & {"token_type_ids", "mm_token_type_ids"} and _IMAGE_MASKS.search(inspect.getsource(module)):
         return f"{name}, whose tokens of an image see later ones of the same image"
     if "image_grid_thw" not in inputs:

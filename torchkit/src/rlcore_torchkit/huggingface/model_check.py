@@ -8,8 +8,10 @@ from attrs import evolve
 
 from rlcore.model_files import read_object
 from rlcore.schema.file_limits import expanded
-from rlcore.spi.context import CheckContext
-from rlcore.spi.errors import Note, Problem
+from rlcore.spi.context import CheckContext, ModelSpec
+from rlcore.spi.errors import ModelError, Note, Problem
+from rlcore_model_files.images import load_image_processor
+from rlcore_torchkit.architectures.decoders import is_image_model
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import NO_FAMILIES, Families, find_architecture
 from rlcore_torchkit.huggingface.class_trial import class_problems
@@ -37,6 +39,18 @@ def trained_model_problems(
         return
     yield from position_problems(config, config_file(context), context.max_sequence_length)
     yield from class_problems(context.model, context.head)
+    yield from _processor_problems(context.model, config)
+
+
+def _processor_problems(spec: ModelSpec, config: Mapping[str, Any]) -> Iterator[Problem]:
+    """Refuse a local model of images, with this config.json, without an image processor that loads. Code that comes with a
+    model is not run."""
+    if not is_image_model(config) or spec.trust_remote_code or not expanded(spec.path).is_dir():
+        return
+    try:
+        load_image_processor(spec.path, spec.revision, trust_remote_code=False)
+    except ModelError as error:
+        yield from error.problems
 
 
 def reference_problems(

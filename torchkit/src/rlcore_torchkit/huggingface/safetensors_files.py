@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attrs import frozen
+from attrs import evolve, field, frozen
 
 from rlcore.model_files import AGAIN, CONFIG_FILE
 from rlcore.schema.file_limits import expanded
@@ -36,12 +36,30 @@ class TensorFiles:
     """The open file of each tensor, by name."""
     places: Mapping[str, Path]
     """The path of that file."""
+    stored: Mapping[str, str] = field(factory=dict)
+    """The name in its file, of each tensor that goes by another here."""
+
+    def renamed(self, prefixes: Mapping[str, str], known: Collection[str]) -> "TensorFiles":
+        """These files, with other beginnings of the names that are not `known`, where those with the beginning that `prefixes`
+        has for theirs are."""
+        names = {name: self._known_name(name, prefixes, known) for name in self.tensors}
+        return evolve(
+            self,
+            tensors={known: self.tensors[name] for name, known in names.items()},
+            places={known: self.places[name] for name, known in names.items()},
+            stored={known: name for name, known in names.items() if known != name},
+        )
+
+    def _known_name(self, name: str, prefixes: Mapping[str, str], known: Collection[str]) -> str:
+        """Return the name itself where no known one stands for it, or the files have both."""
+        others = (new + name.removeprefix(old) for old, new in prefixes.items() if name.startswith(old))
+        return next((other for other in others if name not in known and other in known and other not in self.tensors), name)
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.tensors[name].get_slice(name).get_shape())
+        return tuple(self.tensors[name].get_slice(self.stored.get(name, name)).get_shape())
 
     def read(self, name: str, bounds: Sequence[slice], dtype: "torch.dtype") -> "Tensor":
         """Return the block of a tensor, on the host in this dtype; nothing else of it is read. `bounds` are not negative.
@@ -49,7 +67,7 @@ class TensorFiles:
         from safetensors import SafetensorError
 
         try:
-            block: Tensor = self.tensors[name].get_slice(name)[tuple(bounds)].to(dtype)
+            block: Tensor = self.tensors[name].get_slice(self.stored.get(name, name))[tuple(bounds)].to(dtype)
         except (OSError, SafetensorError) as error:
             raise ModelError([_unreadable(self.places[name], f"{name}: {error}")]) from error
         self.raise_problems(list(not_finite({name: block}, str(self.places[name]))))

@@ -42,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--time-limit", type=float, default=120.0, metavar="S", help="seconds for a family (default 120)")
     options = parser.parse_args(arguments)
     if options.model is not None:
+        if not options.model.is_dir():
+            parser.error(f"--model: found {options.model}, which is no directory; expected that of a model")
         from rlcore_fsdp2.families.trial import try_model
 
         with tempfile.TemporaryDirectory() as scratch:

@@ -27,8 +27,8 @@ class Outcome:
 
     @property
     def agrees(self) -> bool:
-        """Return whether both agree with transformers."""
-        return {self.trainer, self.generator} == {"agrees"}
+        """Return whether both agree with transformers, or the trainer where no generator was tried."""
+        return self.trainer == "agrees" and self.generator in ("agrees", "not tried")
 
     @property
     def is_sound(self) -> bool:

@@ -1,17 +1,19 @@
 """The trial of a model: it is trained for a step and sampled from, and its numbers are compared."""
 
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
 from attrs import evolve
 
 from rlcore import spi
+from rlcore.model_files import CONFIG_FILE, read_object
 from rlcore_fsdp2.families.checks import check_samples, check_step
 from rlcore_fsdp2.families.images import ImageReference, make_tiny_image_model
 from rlcore_fsdp2.families.outcome import Outcome
 from rlcore_fsdp2.families.reference import TrainedReference
-from rlcore_torchkit.architectures.decoders import IMAGE_MODELS, has_states, is_described
+from rlcore_torchkit.architectures.decoders import IMAGE_MODELS, has_states, is_described, is_image_model
 from rlcore_torchkit.architectures.image_faults import image_fault
 from rlcore_torchkit.forward.decoder_forward import has_own_attention
 from rlcore_torchkit.huggingface.models import quiet_transformers
@@ -68,13 +70,18 @@ def try_image_family(model_type: str, class_name: str, scratch: Path) -> Outcome
 
 
 def try_model(directory: Path, scratch: Path, *, trust_remote_code: bool = False, trainer: str = "fsdp2") -> Outcome:
-    """Return the outcome for the model in `directory`, of any size and family, with an installed trainer; files go to
-    `scratch`."""
+    """Return the outcome for the model in `directory`, of any size and family, with an installed trainer, and unless it reads
+    images with a generator; files go to `scratch`."""
+    begun = monotonic()
     model = spi.ModelSpec(path=str(directory), dtype="float32", trust_remote_code=trust_remote_code)
-    return _tried(Outcome(model_type=str(directory), class_name=""), model, scratch, trainer)
+    outcome = _tried(Outcome(model_type=str(directory), class_name=""), model, scratch, trainer, whole=True)
+    return evolve(outcome, seconds=round(monotonic() - begun, 1))
 
 
-def _tried(outcome: Outcome, model: spi.ModelSpec, scratch: Path, trainer: str = "fsdp2") -> Outcome:
+def _tried(outcome: Outcome, model: spi.ModelSpec, scratch: Path, trainer: str = "fsdp2", *, whole: bool = False) -> Outcome:
+    """`whole` says whether reasons have what was expected and the remedy."""
+    content = read_object(Path(model.path) / CONFIG_FILE)
+    reads_images = not isinstance(content, spi.Problem) and is_image_model(content)
     trainers: list[Any] = []
     ways: list[str] = []
     with closing() as closed:
@@ -82,18 +89,20 @@ def _tried(outcome: Outcome, model: spi.ModelSpec, scratch: Path, trainer: str =
         def train() -> None:
             trainers.append(build(installed_provider("trainers", trainer), trainer_context(model), closed))
             ways.append(_way(trainers[0].policy) if trainer == "fsdp2" else trainer)
-            check_step(trainers[0], TrainedReference(model), scratch)
+            check_step(trainers[0], (ImageReference if reads_images else TrainedReference)(model), scratch)
 
         def generate() -> None:
             provider = installed_provider("generators", "transformers")
             generator = build(provider, generator_context(model, "in_process" if trainers else None), closed)
             check_samples(generator, trainers[0] if trainers else None, model)
 
-        verdict, reason = judged(train)
+        verdict, reason = judged(train, whole=whole)
         outcome = evolve(outcome, trainer=verdict, trainer_reason=reason, way="".join(ways))
         if verdict in ("wrong", "crashed"):
             return outcome
-        verdict, reason = judged(generate)
+        if reads_images:
+            return evolve(outcome, generator_reason="the generator transformers reads text alone")
+        verdict, reason = judged(generate, whole=whole)
         return evolve(outcome, generator=verdict, generator_reason=reason)
 
 

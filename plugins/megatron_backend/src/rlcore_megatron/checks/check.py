@@ -18,6 +18,7 @@ from rlcore_megatron.checks.optimizer_check import optimizer_problems
 from rlcore_megatron.checks.passthrough_check import passthrough_problems
 from rlcore_megatron.checks.scheduler_check import course_notes, course_problems
 from rlcore_megatron.families.models import (
+    FAMILIES,
     find_family,
     load_config,
     lora_problems,
@@ -37,6 +38,7 @@ from rlcore_megatron.layouts.layout_check import (
 from rlcore_megatron.layouts.memory import Workload
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_megatron.setup.requirements import PROVEN, broken_attention, transformer_engine_version, uses_transformer_engine
+from rlcore_torchkit.architectures.decoders import IMAGE_MODELS
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.huggingface.model_check import config_file, float8_notes, routing_problems
 
@@ -48,7 +50,7 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem | N
     """All problems at once, but for those of one layer that would only repeat another's; notes where there is none."""
     model = model_config(context)
     dims = None if model is None else ModelDims.of(model)
-    unfit = list(_mask_problems(context)) or list(trained_model_problems(context))
+    unfit = list(_image_problems(context)) or list(trained_model_problems(context))
     lora = list(_lora_problems(context, config))
     own_layout_problems = layout_problems if context.needs_policy else reference_layout_problems
     if (context.lora is not None or config.mtp) and not config.transformer_engine:
@@ -59,7 +61,7 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem | N
         *([] if model is None else _rotary_problems(context, model)),
         *_reference_family_problems(context, config),
         *own_layout_problems(config, context.world_size, context.device, model),
-        *reference_problems(context, partial(reference_layout_problems, config, context.world_size, context.device)),
+        *_reference_problems(context, config),
         *_engine_problems(context, config),
         *_replay_problems(context, config, model),
         *passthrough_problems(config, context.device, context.model.dtype, dims),
@@ -84,17 +86,32 @@ def _notes(context: CheckContext, config: MegatronConfig, dims: ModelDims | None
     yield from course_notes(context, config)
 
 
-def _mask_problems(context: CheckContext) -> Iterator[Problem]:
-    """Refuse a model whose images no attention over packed sequences computes."""
-    content = read_object(config_file(context))
-    if isinstance(content, Problem) or content.get("model_type") != "gemma3":
-        return
-    yield Problem(
-        path=str(config_file(context)),
-        found="model_type gemma3, in which the tokens of an image see each other in both directions",
-        expected="causal attention: no attention that Megatron-Core has for packed sequences takes another mask",
-        remedy="Take its language model alone: python -m rlcore_torchkit.huggingface.language_model MODEL DIRECTORY",
-    )
+def _image_problems(context: CheckContext) -> Iterator[Problem]:
+    """Refuse a model whose images Megatron does not compute, or no attention over packed sequences does."""
+    content, path = read_object(config_file(context)), str(config_file(context))
+    model_type = None if isinstance(content, Problem) else content.get("model_type")
+    if model_type == "gemma3":
+        yield Problem(
+            path=path,
+            found="model_type gemma3, in which the tokens of an image see each other in both directions",
+            expected="causal attention: no attention that Megatron-Core has for packed sequences takes another mask",
+            remedy="Take its language model alone: python -m rlcore_torchkit.huggingface.language_model MODEL DIRECTORY",
+        )
+    elif model_type in IMAGE_MODELS and model_type not in FAMILIES:
+        computed = [name for name in IMAGE_MODELS if name in FAMILIES]
+        yield Problem(
+            path=path,
+            found=f"model_type {model_type}, which reads images",
+            expected=f"for images one of {', '.join(computed)}",
+            remedy='Set trainer.name to "fsdp2", which computes it',
+        )
+
+
+def _reference_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Problem]:
+    """Check the model in [reference], first for its images."""
+    problems = [] if context.reference is None else list(_image_problems(evolve(context, model=context.reference)))
+    layout = partial(reference_layout_problems, config, context.world_size, context.device)
+    yield from problems or reference_problems(context, layout)
 
 
 def _family_problems(context: CheckContext, config: MegatronConfig, model: Mapping[str, Any]) -> Iterator[Problem]:

@@ -76,6 +76,8 @@ class MegatronFamily(Architecture):
     """Which layers are followed by an addition of the tower's features; the first ones, or none."""
     vision_parameters: int = 0
     """The number of the tower's parameters, about."""
+    other_names: Mapping[str, str] = field(factory=dict)
+    """Prefixes of tensors' names in some files, each with the prefix that `table` has for it."""
     is_own: bool = True
     """True where it is no family that is described for all trainers."""
 

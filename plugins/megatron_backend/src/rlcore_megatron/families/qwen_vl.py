@@ -13,6 +13,7 @@ from rlcore_megatron.families.family import REMEDY, MegatronFamily
 from rlcore_torchkit.architectures.decoders import IMAGE_MODELS
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.modules import ModuleNames
+from rlcore_torchkit.transformers_import import import_transformers
 
 NESTED = ModuleNames(
     embedding="model.language_model.embed_tokens",
@@ -21,6 +22,8 @@ NESTED = ModuleNames(
     rotary="model.language_model.rotary_emb",
 )
 """Names in files that keep the language model beside the tower."""
+OTHER_NAMES = {"model.language_model.": "model.", "model.visual.": "visual."}
+"""Prefixes in files of Qwen2-VL and Qwen2.5-VL whose writer keeps the names of transformers' modules."""
 NUM_AXES = 3
 """Time, height and width."""
 
@@ -28,6 +31,9 @@ NUM_AXES = 3
 @frozen(kw_only=True)
 class ImageFamily(MegatronFamily):
     """A family of models of text and images, as the model of one config.json has it."""
+
+    num_features: int = 0
+    """The number of the tower's layers whose features the language model's layers add."""
 
     def standard(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """As for all families, with the language model's keys beside the whole model's."""
@@ -51,10 +57,14 @@ class ImageFamily(MegatronFamily):
         yield from super().layer_problems(standard, path)
         dims = ModelDims.of(standard)
         assert dims is not None, "the values are well-formed"
-        half, found = dims.head_dim // 2, self.rotary_sections
-        if len(found) != NUM_AXES or sum(found) != half:
+        if self.num_features > dims.num_layers:
+            found = f"deepstack_visual_indexes of {self.num_features} layers"
+            expected = f"at most {dims.num_layers}, as num_hidden_layers says: each layer adds one's features"
+            yield Problem(path=path, found=found, expected=expected, remedy=REMEDY)
+        half, sections = dims.head_dim // 2, self.rotary_sections
+        if len(sections) != NUM_AXES or sum(sections) != half:
             expected = f"{NUM_AXES} numbers of together {half}, half of a head"
-            yield Problem(path=path, found=f"mrope_section = {list(found)}", expected=expected, remedy=REMEDY)
+            yield Problem(path=path, found=f"mrope_section = {list(sections)}", expected=expected, remedy=REMEDY)
 
     def adapter_problems(self) -> Iterator[Problem]:
         """Refuse adapters: none are for the tower."""
@@ -65,23 +75,23 @@ class ImageFamily(MegatronFamily):
 
 def qwen2_vl(config: Mapping[str, Any]) -> MegatronFamily:
     """Qwen2-VL."""
-    return _family("qwen2_vl", config, has_qkv_biases=True)
+    return _family("qwen2_vl", config, has_qkv_biases=True, other_names=OTHER_NAMES)
 
 
 def qwen2_5_vl(config: Mapping[str, Any]) -> MegatronFamily:
     """Qwen2.5-VL."""
-    return _family("qwen2_5_vl", config, has_qkv_biases=True)
+    return _family("qwen2_5_vl", config, has_qkv_biases=True, other_names=OTHER_NAMES)
 
 
 def qwen3_vl(config: Mapping[str, Any]) -> MegatronFamily:
     """Qwen3-VL, whose first layers are each followed by an addition of features from inside the tower (arXiv:2406.04334)."""
-    layers, features = _flat(config).get("num_hidden_layers"), _table(config, "vision_config").get("deepstack_visual_indexes")
-    num_features = len(features) if isinstance(features, list | tuple) else 0
+    layers, num_features = _flat(config).get("num_hidden_layers"), _count_features(_table(config, "vision_config"))
     return _family(
         "qwen3_vl",
         config,
         modules=NESTED,
         has_qk_norms=True,
+        num_features=num_features,
         deepstack=tuple(layer < num_features for layer in range(layers)) if isinstance(layers, int) else (),
         has_interleaved_sections=True,
     )
@@ -119,6 +129,16 @@ def _sections(config: Mapping[str, Any]) -> tuple[int, ...]:
         if isinstance(found, list | tuple) and all(type(size) is int for size in found):
             return tuple(found)
     return ()
+
+
+def _count_features(vision: Mapping[str, Any]) -> int:
+    """Return the number of layers of Qwen3-VL's tower whose features go to the language model, by its class where config.json
+    does not say."""
+    import_transformers()
+    from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
+
+    found = vision.get("deepstack_visual_indexes", Qwen3VLVisionConfig().deepstack_visual_indexes)
+    return len(found) if isinstance(found, list | tuple) else 0
 
 
 def _count_vision(vision: Mapping[str, Any]) -> int:

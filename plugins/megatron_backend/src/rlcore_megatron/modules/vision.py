@@ -18,6 +18,7 @@ from rlcore_megatron.families.vision_weights import empty_vision
 from rlcore_megatron.modules.packing import PackedBatch
 from rlcore_torchkit.forward.context_parallel import ContextPart
 from rlcore_torchkit.forward.image_forward import ShownImages, image_processor, shown_images, unused_vision
+from rlcore_torchkit.huggingface.models import quiet_transformers
 from rlcore_torchkit.trainer.microbatch import Microbatch
 
 
@@ -97,13 +98,14 @@ def make_vision(hf: Any, config: Any) -> nn.Module:
     transformers builds the parts again: buffers of a model without values have none either.
     """
     _, vision = empty_vision(hf)
-    with torch.device(torch.cuda.current_device()):
+    with torch.device(torch.cuda.current_device()), quiet_transformers():
         for name, part in list(vision.named_children()):
             options = {"dtype": config.params_dtype, "attn_implementation": "sdpa"}
             setattr(vision, name, type(part)._from_config(part.config, **options))
     vision.eval()
     if config.recompute_granularity == "full":
-        vision.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        with quiet_transformers():  # it warns that there are no embeddings of tokens
+            vision.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         for module in vision.modules():
             module.training = hasattr(module, "gradient_checkpointing")  # no dropout below
     for parameter in vision.parameters():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlcore.spi import Head, ModelError, ModelSpec, Problem
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
-from rlcore_megatron.families.models import may_lack_value_head
+from rlcore_megatron.families.models import architecture_of, may_lack_value_head
 from rlcore_megatron.families.weight_mapping import SHARED, Names
 from rlcore_megatron.families.weight_source import Blocks, HfTensor, Source, Stack
 from rlcore_megatron.layouts.layout import ParallelLayout
@@ -38,7 +38,9 @@ def load_hf(model_chunks: Sequence[Any], hf: Any, spec: ModelSpec, layout: Paral
         files = together(lambda: stack.enter_context(open_tensors(spec)))
         absent = {VALUE_HEAD_WEIGHT} if VALUE_HEAD_WEIGHT not in files and may_lack_value_head(hf) else set[str]()
         expected = [tensor for tensor in names.order if tensor.name not in absent]
-        together(lambda: files.raise_unknown({*_file_names(expected), *absent, OUTPUT_WEIGHT}, hf.to_dict()))
+        known = {*_file_names(expected), *absent, OUTPUT_WEIGHT}
+        files = files.renamed(architecture_of(hf).other_names, known)
+        together(lambda: files.raise_unknown(known, hf.to_dict()))
         together(lambda: _fill_all(held, expected, absent, files, layout))
     share(parameter for parameter, _ in held)
 

@@ -116,12 +116,13 @@ def refit(
     return result
 
 
-def judged(check: Callable[[], None]) -> tuple[Literal["agrees", "refused", "wrong", "crashed"], str]:
-    """Return verdict and reason, by what `check` raises."""
+def judged(check: Callable[[], None], *, whole: bool = False) -> tuple[Literal["agrees", "refused", "wrong", "crashed"], str]:
+    """Return verdict and reason, by what `check` raises: of problems what was found, with `whole` also what was expected and
+    the remedy."""
     try:
         check()
     except spi.ModelError as error:
-        return "refused", problems_text(error)
+        return "refused", "; ".join(map(str, error.problems)) if whole else problems_text(error)
     except WrongError as error:
         return "wrong", str(error)
     except Exception as error:
