@@ -50,8 +50,14 @@ ROTARY_READ_BY_VLLM: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "mimo_v2_flash": {**ROTARY_OF_LAYERS, "partial_rotary_factor": ("full_attention", "partial_rotary_factor")}
 }
 """Keys of config.json, by model_type, that vLLM reads in place of an entry of rope_parameters."""
-COMPUTED_OTHERWISE = {"hrm_text": "whose prompts vLLM lets each token see as a whole; transformers sees earlier tokens alone"}
-"""Models, by model_type, that vLLM computes otherwise than transformers."""
+_MEASURED = "of which vLLM's log-probabilities are up to {} from transformers' in float32, by an unknown cause"
+COMPUTED_OTHERWISE = {
+    "gemma3n_text": _MEASURED.format(0.5),
+    "hrm_text": "whose prompts vLLM lets each token see as a whole; transformers sees earlier tokens alone",
+    "inkling_text": "for which vLLM needs a tokenizer; rlcore's engines have none",
+    "minimax_m2": _MEASURED.format(0.8),
+}
+"""Models, by model_type, that vLLM computes otherwise than transformers, or not under rlcore."""
 SCALES_POSITIONS = ("linear", "dynamic")
 """Position embeddings whose `factor` lengthens max_position_embeddings; the others' models state the longer length itself."""
 
@@ -150,6 +156,10 @@ def _drafters_length_problems(config: VllmConfig, context: CheckContext) -> Iter
 
 def class_problems(content: Mapping[str, Any], file: Path, context: CheckContext, config: VllmConfig) -> Iterator[Problem]:
     """Check a config.json that no family describes, by keys that nearly all models have; vLLM itself checks the rest."""
+    if difference := COMPUTED_OTHERWISE.get(str(content.get("model_type"))):
+        found, remedy = f"model_type {content['model_type']}, {difference}", 'Take the generator "transformers"'
+        yield Problem(path=str(file), found=found, expected="a model that both compute alike", remedy=remedy)
+        return
     malformed = list(value_problems(content))
     yield from (evolve(problem, path=str(file), found=f"{problem.path} = {problem.found}") for problem in malformed)
     if malformed:
@@ -162,9 +172,6 @@ def class_problems(content: Mapping[str, Any], file: Path, context: CheckContext
             path=str(file), found="a model of images, without torchvision", expected="what vLLM reads them with", remedy=remedy
         )
     yield from undescribed_problems(content, context)
-    if difference := COMPUTED_OTHERWISE.get(str(content.get("model_type"))):
-        found, remedy = f"model_type {content['model_type']}, {difference}", 'Take the generator "transformers"'
-        yield Problem(path=str(file), found=found, expected="a model that both compute alike", remedy=remedy)
     yield from _latent_problems(text, file, context.device)
     yield from _choice_problems(text, file, config)
     if context.device != "cpu":

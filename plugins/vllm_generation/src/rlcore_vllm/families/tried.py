@@ -10,7 +10,7 @@ from attrs import evolve
 from rlcore import spi
 from rlcore_torchkit.testing.families.backends import generator_context
 from rlcore_torchkit.testing.families.engine import Digests, Family, TriedEngine
-from rlcore_vllm.families.sizes import CPU_OPTIONS, OPTIONS, SIZES
+from rlcore_vllm.families.sizes import OPTIONS, SIZES
 from rlcore_vllm.provider import PROVIDER
 from rlcore_vllm.setup.config import VllmConfig
 from rlcore_vllm.setup.settings import FLOAT32_HEAD, engine_settings
@@ -31,6 +31,7 @@ class TriedVllm(TriedEngine):
     """vLLM with its engine in the process of the trial."""
 
     name = "vllm"
+    package = "vllm"
     trainer = "fsdp2"
     command = "rlcore_vllm.families"
     channel = "in_process"
@@ -65,8 +66,7 @@ class TriedVllm(TriedEngine):
         return SIZES
 
     def options(self, model_type: str) -> Mapping[str, Any]:
-        on_device = CPU_OPTIONS.get(model_type, {}) if self.device == "cpu" else {}
-        return {**OPTIONS.get(model_type, {}), **on_device}
+        return OPTIONS.get(model_type, {})
 
     def config(self) -> VllmConfig:
         return _CONFIG

@@ -29,6 +29,8 @@ class TriedEngine(ABC):
 
     name: ClassVar[str]
     """The generator's name in a recipe."""
+    package: ClassVar[str]
+    """The engine's own package, by its import name."""
     trainer: ClassVar[str]
     """The trainer whose weights are sent, by its name in a recipe."""
     command: ClassVar[str]
