@@ -25,6 +25,14 @@ _CONFIG = VllmConfig(
 )
 _CACHE_BYTES = 2**28
 """KV cache on CUDA: a number of bytes, since engines of several families would count each other's memory."""
+_NO_CPU_KERNEL, _UNREAD = "no CPU kernel: use a GPU", "vLLM cannot read these weights"
+_REASONS = {
+    r"not supported on CPU|only for CUDA|'_OpNamespace' '_C'|_lib_fn_wrapper|module 'triton'": _NO_CPU_KERNEL,
+    r'assert self\.scoring_func == "softmax"': _NO_CPU_KERNEL,
+    r"not initialized from checkpoint|KeyError: '.*weight|'ParallelLMHead' object|no module or parameter named": _UNREAD,
+    "unsupported output_gate_type": "transformers' configuration lacks output_gate_type, which vLLM reads",
+}
+"""Words for errors of vLLM, by a regular expression."""
 
 
 class TriedVllm(TriedEngine):
@@ -35,6 +43,7 @@ class TriedVllm(TriedEngine):
     trainer = "fsdp2"
     command = "rlcore_vllm.families"
     channel = "in_process"
+    reasons = _REASONS
     preloaded = (
         "rlcore_torchkit.testing.families.engine_trial",
         "rlcore_fsdp2.backend",

@@ -37,6 +37,8 @@ class TriedEngine(ABC):
     """The module that `python -m` runs."""
     channel: ClassVar[str]
     """The channel of refits."""
+    reasons: ClassVar[Mapping[str, str]] = {}
+    """Words for errors of the engine, by a regular expression that an error contains."""
     preloaded: ClassVar[Sequence[str]] = ()
     """Modules that children begin with, where they are forked."""
     provider: ClassVar[spi.Provider]

@@ -13,9 +13,9 @@ SOUND = frozenset({"agrees", "refused", "cannot", "not tried"})
 class EngineOutcome:
     """The verdict on a family, with its reason unless it agrees.
 
-    "refused": the generator's check refuses it before a run. "cannot": the engine's own code fails on it. "wrong": a refit fails,
-    or log-probabilities or weights are not the trainer's. "crashed": rlcore or the trial fails, or takes too long. "not tried":
-    the trial makes no such model, or the trainer refuses it.
+    "refused": the generator's check refuses it before a run. "cannot": the engine's own code fails on it. "wrong": a refit
+    fails, or log-probabilities or weights are not the trainer's. "crashed": rlcore or the trial fails, or takes too long.
+    "not tried": the trial makes no such model, or the trainer refuses it.
     """
 
     model_type: str
