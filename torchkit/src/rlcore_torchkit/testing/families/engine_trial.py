@@ -103,8 +103,8 @@ def _try(engine: TriedEngine, models: list[spi.ModelSpec], found: list[EngineOut
     context = generator_context(models[0], engine.channel, engine.device)
     require_checked(engine.provider, context, engine.config(), engine.channel)
     with closing() as closed:
-        provider = installed_provider("trainers", engine.trainer)
         try:
+            provider = installed_provider("trainers", engine.trainer)
             trainers = [build(provider, trainer_context(model), closed) for model in models]
         except spi.ModelError as error:
             raise UntrainedError(f"{engine.trainer} refuses it: {problems_text(error)}") from error
