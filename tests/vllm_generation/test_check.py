@@ -128,7 +128,7 @@ def test_of_mimo_the_keys_are_checked_that_vllm_reads_in_place_of_transformers(t
 
     assert found(rope_parameters=rotary, **keys) == []
     assert found(rope_parameters=rotary, **keys | {"swa_rope_theta": 5e6}) == ["swa_rope_theta = 5000000.0"]
-    assert found(rope_parameters=rotary) == [f"no {key}" for key in keys]
+    assert sorted(found(rope_parameters=rotary)) == sorted(f"no {key}" for key in keys)
     assert found() == ["no add_swa_attention_sink_bias"]
     for odd in ({"full_attention": "x"}, {"rope_type": "default", "rope_theta": 5e6}, {"full_attention": None}):
         assert found(rope_parameters=odd, **keys) == []

@@ -106,7 +106,7 @@ def _in_children(engine: TriedEngine, family: Family, time_limit: float) -> Engi
     if outcome.verdict != "cannot":
         return outcome
     other = _in_child(engine, family, "bfloat16", time_limit)
-    if other.verdict == "cannot":
+    if other.verdict in ("cannot", "not tried", "refused"):
         return outcome
     return evolve(other, reason="; ".join(filter(None, (other.reason, f"in float32: {outcome.reason}"))))
 

@@ -107,7 +107,8 @@ def _try(engine: TriedEngine, models: list[spi.ModelSpec], found: list[EngineOut
             provider = installed_provider("trainers", engine.trainer)
             trainers = [build(provider, trainer_context(model), closed) for model in models]
         except spi.ModelError as error:
-            raise UntrainedError(f"{engine.trainer} refuses it: {problems_text(error)}") from error
+            texts = [f"found {problem.found}; expected {problem.expected}" for problem in error.problems]
+            raise UntrainedError(f"{engine.trainer} refuses it: {'; '.join(texts)}") from error
         with _engine_errors(engine, alone=True):
             own = engine.own_digests(models[-1])
         with _engine_errors(engine):
