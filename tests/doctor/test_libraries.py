@@ -69,6 +69,26 @@ def test_a_library_that_fails_by_another_is_no_second_finding(install, found) ->
     assert finding.found == "torchvision 1.0 cannot be imported: RuntimeError: x"
 
 
+@pytest.mark.parametrize(
+    ("raised_in", "broken", "named"),
+    [
+        ({"torch": ["torch", "torchvision"], "torchvision": ["torch", "torchvision"]}, (), ["torch"]),
+        ({"torch": ["torch", "numpy"], "torchvision": ["torch"], "numpy": ["numpy"]}, (), ["numpy"]),
+        ({"torch": ["torch", "torchvision"], "torchvision": ["torch", "x"], "ray": ["ray"]}, ("x",), ["ray"]),
+        ({"torch": ["torch", "ray"], "ray": ["ray"], "numpy": ["numpy"]}, (), ["numpy", "ray"]),
+        ({"torch": ["torch"]}, ("torch",), []),
+    ],
+)
+def test_each_cause_of_failed_imports_has_one_finding(raised_in, broken, named, install, found) -> None:
+    for name in raised_in:
+        install(name, "1.0")
+    packages = {name: package for name, package in found().items() if name in raised_in}
+    failed = [
+        Library(package=package, result={"error": "x", "raised_in": raised_in[name]}) for name, package in packages.items()
+    ]
+    assert sorted(one.found.split()[0] for one in import_findings(failed, 1.0, frozenset(broken))) == named
+
+
 def test_nothing_is_imported_where_none_is_asked_for(install, found, monkeypatch) -> None:
     monkeypatch.setattr("rlcore_doctor.libraries.run", None)
     install("torch", "2.13.0")

@@ -292,3 +292,8 @@ def test_an_editable_package_and_one_of_a_commit_are_told(install, found) -> Non
     (install("rlcore-c") / "direct_url.json").write_text("[]")
     sources = {name: package.source for name, package in found().items()}
     assert sources == {"rlcore-a": "editable", "rlcore-b": "commit 0123", "rlcore-c": ""}
+
+
+def test_files_outside_the_packages_folder_give_no_import_name(install, found) -> None:
+    install("torch", "2.13.0", files=["../../../bin/torchrun", "/usr/bin/x", "torch/__init__.py", "functorch.py"])
+    assert found()["torch"].import_names == {"torch", "functorch"}

@@ -116,7 +116,8 @@ def test_of_latent_attention_the_size_is_checked_and_what_vllm_alone_reads(check
 
 
 def test_of_mimo_the_keys_are_checked_that_vllm_reads_in_place_of_transformers(tmp_path: Path) -> None:
-    rotary = {"full_attention": {"rope_theta": 5e6, "partial_rotary_factor": 0.5}, "sliding_attention": {"rope_theta": 1e4}}
+    rotary = {"full_attention": {"rope_theta": 5e6, "partial_rotary_factor": 0.5}}
+    rotary["sliding_attention"] = {"rope_theta": 1e4, "partial_rotary_factor": 0.5}
     keys = {"add_swa_attention_sink_bias": True, "rope_theta": 5e6, "swa_rope_theta": 1e4, "partial_rotary_factor": 0.5}
 
     def found(**content: Any) -> list[str]:
@@ -127,16 +128,38 @@ def test_of_mimo_the_keys_are_checked_that_vllm_reads_in_place_of_transformers(t
 
     assert found(rope_parameters=rotary, **keys) == []
     assert found(rope_parameters=rotary, **keys | {"swa_rope_theta": 5e6}) == ["swa_rope_theta = 5000000.0"]
-    assert found(rope_parameters=rotary) == [f"no {key}" for key in keys]
+    assert sorted(found(rope_parameters=rotary)) == sorted(f"no {key}" for key in keys)
     assert found() == ["no add_swa_attention_sink_bias"]
+    for odd in ({"full_attention": "x"}, {"rope_type": "default", "rope_theta": 5e6}, {"full_attention": None}):
+        assert found(rope_parameters=odd, **keys) == []
+    sliding, layers = rotary["sliding_attention"], "rope_parameters.sliding_attention"
+    for changed, problem in (
+        ({"rope_type": "linear"}, f'{layers}.rope_type = "linear"'),
+        ({"partial_rotary_factor": 0.25}, f"{layers}.partial_rotary_factor = 0.25"),
+    ):
+        assert found(rope_parameters=rotary | {"sliding_attention": sliding | changed}, **keys) == [problem]
+    default = {name: {"rope_theta": table["rope_theta"]} for name, table in rotary.items()}
+    assert found(rope_parameters=default, **keys | {"partial_rotary_factor": 0.334}) == []
 
 
-def test_a_family_that_vllm_computes_otherwise_is_refused(tmp_path: Path) -> None:
-    content = {"model_type": "hrm_text", "architectures": ["HrmTextForCausalLM"], "max_position_embeddings": 128}
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "reason"),
+    [
+        ("hrm_text", "HrmTextForCausalLM", "prompts"),
+        ("gemma3n_text", "Gemma3nForCausalLM", "log-probabilities"),
+        ("minimax_m2", "MiniMaxM2ForCausalLM", "log-probabilities"),
+        ("inkling_text", "InklingForCausalLM", "tokenizer"),
+    ],
+)
+@pytest.mark.parametrize("size", [64, [64, 64]])
+def test_a_family_that_vllm_computes_otherwise_is_refused(
+    model_type: str, architecture: str, reason: str, size: Any, tmp_path: Path
+) -> None:
+    content = {"model_type": model_type, "architectures": [architecture], "intermediate_size": size}
     (tmp_path / "config.json").write_text(json.dumps(content))
     context = CheckContext(model=ModelSpec(path=str(tmp_path)), device="cpu", world_size=1, max_sequence_length=64)
-    (problem,) = [problem for problem in check(context, VllmConfig()) if "hrm_text" in problem.found]
-    assert "prompts" in problem.found
+    (problem,) = [problem for problem in check(context, VllmConfig()) if model_type in problem.found]
+    assert reason in problem.found
 
 
 @pytest.mark.parametrize(

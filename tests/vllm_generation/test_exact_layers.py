@@ -1,5 +1,6 @@
 """Corrections of layers without an engine; test_families holds whole models against transformers."""
 
+import math
 from functools import partial
 from types import SimpleNamespace
 
@@ -37,6 +38,59 @@ def test_a_window_is_shortened_only_where_vllm_lengthens_it(name, window, expect
     layer.sliding_window = None
     CORRECTIONS[name](layer)
     assert impl.sliding_window == expected
+
+
+def cohere(impl):
+    return SimpleNamespace(sliding_window=7, config=SimpleNamespace(sliding_window=6), attn=SimpleNamespace(impl=impl))
+
+
+def test_the_copy_of_a_window_is_shortened_too_and_an_unknown_backend_is_refused():
+    impl = SimpleNamespace(sliding_window=(6, 0), window_left=6)
+    CORRECTIONS["CohereAttention"](cohere(impl))
+    assert (impl.sliding_window, impl.window_left) == ((5, 0), 5)
+    with pytest.raises(ContractError):
+        CORRECTIONS["CohereAttention"](cohere(SimpleNamespace(window_left=6)))
+
+
+def mixer(**config):
+    """A Mamba-2 layer whose projection yields two columns before the three steps of time."""
+    layer = torch.nn.Module()
+    layer.dt_bias = torch.nn.Parameter(torch.tensor([-1.0, 0.0, 2.0]))
+    layer.model_config = SimpleNamespace(hf_text_config=SimpleNamespace(**config))
+    layer.in_proj = Projection()
+    return layer
+
+
+class Projection(torch.nn.Module):
+    def forward(self, inputs):
+        return inputs.clone(), None
+
+
+@pytest.mark.parametrize(
+    ("config", "limits"),
+    [
+        ({"model_type": "zamba2", "time_step_min": 0.1}, (0.1, math.inf)),
+        ({"model_type": "nemotron_h", "time_step_min": 0.1, "time_step_limit": (0.0, 0.5)}, (0.1, math.inf)),
+        ({"model_type": "mamba2", "time_step_limit": [0.2, 0.9]}, (0.2, 0.9)),
+        ({"model_type": "mamba2", "time_step_limit": (0.0, 0.5)}, (0.0, 0.5)),
+        ({"model_type": "granitemoehybrid", "time_step_limit": None}, (0.0, math.inf)),
+        ({"model_type": "falcon_h1", "time_step_limit": (0.0, math.inf)}, (0.0, math.inf)),
+    ],
+)
+@torch.inference_mode()
+def test_steps_of_time_are_clamped_as_transformers_clamps_them(config, limits):
+    layer = mixer(**config)
+    CORRECTIONS["MambaMixer2"](layer)
+    inputs = torch.linspace(-8, 4, 50).reshape(10, 5)
+    projected, _ = layer.in_proj(inputs)
+    expected = torch.nn.functional.softplus(inputs[:, 2:] + layer.dt_bias).clamp(*limits)
+    torch.testing.assert_close(torch.nn.functional.softplus(projected[:, 2:] + layer.dt_bias), expected)
+    assert torch.equal(projected[:, :2], inputs[:, :2])
+
+
+def test_limits_of_multiplied_steps_are_refused():
+    with pytest.raises(ContractError):
+        CORRECTIONS["MambaMixer2"](mixer(model_type="falcon_h1", time_step_limit=(0.0, 0.5)))
 
 
 def test_a_model_is_corrected_as_it_is_built(monkeypatch):

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -83,22 +83,40 @@ def import_findings(
 ) -> Iterator[Finding]:
     """Yield the libraries that cannot be imported, or not in time.
 
-    Left out are errors that come from another library of these, or from a package whose import name is among the `broken`,
-    which has a finding of its own.
+    Left out are errors that come from another library of these with a finding, or from a package whose import name is among the
+    `broken`, which has a finding of its own.
     """
     several = list(found)
-    failed = {MODULES[one.package.name].partition(".")[0] for one in several if "error" in one.result}
+    causes = {_import_name(one): set(one.result.get("raised_in", ())) for one in several if "error" in one.result}
+    named = _with_findings(causes, broken)
     for library in several:
         package, result = library.package, library.result
         if result.get("late"):
             text = f"{package.label} was not imported after {seconds or 0:g} s"
             yield Finding(found=text, remedy=f"rlcore doctor --timeout {10 * (seconds or 0):g}")
         elif "error" in result:
-            own, causes = MODULES[package.name].partition(".")[0], set(result.get("raised_in", ()))
-            if own in broken or causes & {*broken, *failed} - {own}:
+            if _import_name(library) not in named:
                 continue
             remedy = without(package.name, "your torch") if package.name in UNUSED_BY_TEXT else package.reinstall
             yield Finding(found=f"{package.label} cannot be imported: {result['error']}", remedy=remedy)
+
+
+def _import_name(library: Library) -> str:
+    return MODULES[library.package.name].partition(".")[0]
+
+
+def _with_findings(causes: Mapping[str, set[str]], broken: Collection[str]) -> set[str]:
+    """Return the failed libraries that need a finding, of `causes` by import name: those that no named one explains."""
+    explained, waiting = set(broken), [name for name in causes if name not in broken]
+    named: set[str] = set()
+    while waiting:
+        name = next((one for one in waiting if causes[one] & explained - {one}), None)
+        if name is None:  # a library that fails by itself, else the first of those that fail through each other
+            name = next((one for one in waiting if not causes[one] & {*waiting} - {one}), waiting[0])
+            named.add(name)
+        waiting.remove(name)
+        explained.add(name)
+    return named
 
 
 def device_findings(found: Iterable[Library], has_gpus: bool) -> Iterator[Finding]:

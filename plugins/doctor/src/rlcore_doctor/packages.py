@@ -92,7 +92,8 @@ class Package:
         """The names by which its modules are imported, by the names of its files."""
         with suppress(OSError, UnicodeDecodeError):
             files = (self.distribution.read_text("RECORD") or "").splitlines()
-            return frozenset(re.split(r"[/.,]", file, maxsplit=1)[0] for file in files if ".dist-info/" not in file)
+            names = {re.split(r"[/.,]", file, maxsplit=1)[0] for file in files if ".dist-info/" not in file}
+            return frozenset(names - {""})  # which files outside the packages' folder have, such as ../../../bin/torchrun
         return frozenset()
 
     @property

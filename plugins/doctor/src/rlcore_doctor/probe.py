@@ -27,7 +27,7 @@ def probe(module: str) -> dict[str, Any]:
         for _ in range(8):  # an error may be its own cause
             cause = cause.__cause__ or cause
         texts = dict.fromkeys(f"{type(one).__name__}: {' '.join(str(one).split()):.{MAX_CHARACTERS}}" for one in (error, cause))
-        return {"error": "; caused by ".join(texts), "raised_in": sorted({*_modules_of(error), *_modules_of(cause)})}
+        return {"error": "; caused by ".join(texts), "raised_in": sorted({*_modules_of(error), *_modules_of(cause)} - {""})}
 
 
 def _modules_of(error: BaseException) -> Iterator[str]:

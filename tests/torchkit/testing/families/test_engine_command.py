@@ -10,7 +10,7 @@ from rlcore_torchkit.testing.families import engine_command
 from rlcore_torchkit.testing.families.children import ChildError, in_child
 from rlcore_torchkit.testing.families.engine_command import main
 from rlcore_torchkit.testing.families.engine_outcome import EngineOutcome
-from rlcore_torchkit.testing.families.engine_table import marks, summary, written
+from rlcore_torchkit.testing.families.engine_table import marks, require_marks, summary, written
 
 from .tried_engine import Engine
 
@@ -30,17 +30,31 @@ class Command(Engine):
 
 def test_the_table_replaces_what_is_between_its_marks():
     page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    once = written(page, [BAD, GOOD], "version 1, today", "engines", "cpu")
+    once = written(page, [BAD, GOOD], "version 1, today", "engines", "cpu", {})
     assert (once.partition(BEGIN)[0], once.partition(END)[2]) == ("before\n", "\nafter\n")
     assert "version 1, today. 2 families: 1 cannot, 1 agrees." in once
-    assert "| llama | agrees | 2e-06 | 5 of 9 | Llama |  |\n| odd | cannot |  |  | Odd | one \\| two &lt;x> |" in once
-    assert written(once, [BAD, GOOD], "version 1, today", "engines", "cpu") == once
+    assert "| llama | agrees | 2e-06 |  |\n| odd | cannot |  | one \\| two &lt;x> |" in once
+    assert written(once, [BAD, GOOD], "version 1, today", "engines", "cpu", {}) == once
+    assert "| odd | cannot |  | no kernel |" in written(page, [BAD], "version 1", "engines", "cpu", {"two .x": "no kernel"})
+    rounded = evolve(GOOD, dtype="bfloat16", mean=1e-2, reason="in float32: " + "word " * 50)
+    row = next(line for line in written(page, [rounded], "1", "engines", "cpu", {}).splitlines() if "llama" in line)
+    assert row.startswith("| llama | agrees | 2e-06 in bfloat16, mean 1e-02 | bfloat16 alone: in float32: word")
+    assert row.endswith("word … |")
     with pytest.raises(ValueError, match="cuda"):
-        written(once, [GOOD], "version 1", "engines", "cuda")
+        require_marks(once, "engines", "cuda")
+    with pytest.raises(ValueError, match="cpu"):
+        require_marks(f"{END}\n{BEGIN}", "engines", "cpu")
 
 
 @pytest.mark.parametrize(
-    ("outcome", "status"), [(GOOD, 0), (BAD, 0), (evolve(GOOD, verdict="wrong"), 1), (evolve(GOOD, verdict="not tried"), 1)]
+    ("outcome", "status"),
+    [
+        (GOOD, 0),
+        (BAD, 0),
+        (evolve(GOOD, verdict="wrong"), 1),
+        (evolve(GOOD, verdict="not tried"), 0),
+        (evolve(GOOD, verdict="crashed"), 1),
+    ],
 )
 def test_outcomes_are_kept_and_written(outcome, status, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(engine_command, "in_child", lambda *_, **__: outcome)
@@ -58,11 +72,13 @@ def test_outcomes_are_kept_and_written(outcome, status, tmp_path, monkeypatch, c
 def test_what_has_no_kernel_in_float32_is_tried_in_bfloat16(monkeypatch, capsys):
     def tried(function, arguments, *_, **__):
         dtype = arguments[-1]
-        return evolve(GOOD, verdict="cannot" if dtype == "float32" else "agrees", dtype=dtype)
+        return evolve(BAD if dtype == "float32" else GOOD, dtype=dtype)
 
     monkeypatch.setattr(engine_command, "in_child", tried)
     assert main(Command, ["--families", "llama", "--device", "cpu"]) == 0
-    assert "llama: agrees bfloat16" in capsys.readouterr().err
+    line = capsys.readouterr().err
+    assert line.startswith("llama: agrees bfloat16")
+    assert BAD.reason in line
 
 
 def test_a_child_that_ends_is_a_crash(monkeypatch, capsys):
@@ -81,8 +97,34 @@ def test_unknown_families_and_files_of_several_engines_are_refused(tmp_path, cap
     for number in (1, 2):
         record = {"device": "cpu", "versions": f"{number}", "date": "today", "outcomes": []}
         (tmp_path / str(number)).write_text(json.dumps(record))
-    with pytest.raises(ValueError, match="expected one device"):
+    with pytest.raises(SystemExit):
         main(Command, ["--read", str(tmp_path / "1"), str(tmp_path / "2")])
+    assert "expected one device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--read", "good.json", "--families", "llama"], "--families"),
+        (["--read", "good.json", "--json", "other.json"], "--json"),
+        (["--read", "good.json", "--jobs", "2"], "--jobs"),
+        (["--read", "absent.json"], "absent.json"),
+        (["--read", "broken.json"], "--read"),
+        (["--read", "good.json", "--write", "page"], "found no <!-- families on cpu"),
+        (["--families", "llama", "--device", "cpu", "--write", "page"], "found no <!-- families on cpu"),
+        (["--families", "llama", "--device", "cpu", "--write", "absent"], "absent"),
+    ],
+)
+def test_options_that_nothing_reads_and_unusable_files_are_refused_first(arguments, named, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(engine_command, "in_child", None)
+    record = {"device": "cpu", "versions": "1", "date": "today", "outcomes": [GOOD.content()]}
+    for name, content in {"good.json": json.dumps(record), "broken.json": "{", "page": "no marks"}.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(SystemExit) as ended:
+        main(Command, arguments)
+    assert ended.value.code == 2
+    assert named in capsys.readouterr().err
 
 
 def test_children_answer_or_are_ended():

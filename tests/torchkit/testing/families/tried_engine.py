@@ -16,15 +16,24 @@ HELD = {"model.norm.weight": 1, "model.fused": 2}
 
 class Engine(TriedEngine):
     name = "transformers"
+    package = "kernels"
     trainer = "fsdp2"
     command = "transformers"
     channel = "in_process"
     provider = installed_provider("generators", "transformers")
     initializer_range = 0.1
 
-    def __init__(self, held: dict[str, int] = HELD, spoil: Callable[[Any], Any] = lambda backend: backend) -> None:
+    def __init__(
+        self,
+        held: dict[str, int] = HELD,
+        spoil: Callable[[Any], Any] = lambda backend: backend,
+        own: Exception | None = None,
+        trainer: str = "fsdp2",
+    ) -> None:
+        """`own` is raised where the engine reads the files alone."""
         super().__init__("cpu")
-        self._held, self._spoil = held, spoil
+        self._held, self._spoil, self._own = held, spoil, own
+        self.trainer = trainer
 
     def families(self) -> dict[str, Family]:
         return {"llama": LLAMA}
@@ -48,6 +57,8 @@ class Engine(TriedEngine):
         return self._held
 
     def own_digests(self, model: spi.ModelSpec) -> dict[str, int]:
+        if self._own is not None:
+            raise self._own
         return HELD
 
     def prepare_child(self) -> None:

@@ -18,6 +18,7 @@ class TriedSglang(TriedEngine):
     """SGLang, whose engine is in processes of its own."""
 
     name = "sglang"
+    package = "sglang"
     trainer = "fsdp2"
     command = "rlcore_sglang.families"
     channel = "shared_memory"

@@ -45,13 +45,18 @@ READ_BY_VLLM: Mapping[str, Mapping[str, object]] = {
     "mimo_v2_flash": {"add_swa_attention_sink_bias": True},
 }
 """Values of config.json, by model_type, with which vLLM computes what transformers computes without reading them."""
-ROTARY_OF_LAYERS = {"rope_theta": ("full_attention", "rope_theta"), "swa_rope_theta": ("sliding_attention", "rope_theta")}
-ROTARY_READ_BY_VLLM: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "mimo_v2_flash": {**ROTARY_OF_LAYERS, "partial_rotary_factor": ("full_attention", "partial_rotary_factor")}
+MIMO_ROTARY = {"full_attention": "rope_theta", "sliding_attention": "swa_rope_theta"}
+"""Keys of MiMo's config.json that vLLM reads in place of rope_theta of these layers in rope_parameters."""
+MIMO_PARTIAL = 0.334
+"""transformers' partial_rotary_factor of MiMo's layers where rope_parameters has none."""
+_MEASURED = "of which vLLM's log-probabilities are up to {} from transformers' in float32, by an unknown cause"
+COMPUTED_OTHERWISE = {
+    "gemma3n_text": _MEASURED.format(0.5),
+    "hrm_text": "whose prompts vLLM lets each token see as a whole; transformers sees earlier tokens alone",
+    "inkling_text": "for which vLLM needs a tokenizer; rlcore's engines have none",
+    "minimax_m2": _MEASURED.format(0.8),
 }
-"""Keys of config.json, by model_type, that vLLM reads in place of an entry of rope_parameters."""
-COMPUTED_OTHERWISE = {"hrm_text": "whose prompts vLLM lets each token see as a whole; transformers sees earlier tokens alone"}
-"""Models, by model_type, that vLLM computes otherwise than transformers."""
+"""Models, by model_type, that vLLM computes otherwise than transformers, or not under rlcore."""
 SCALES_POSITIONS = ("linear", "dynamic")
 """Position embeddings whose `factor` lengthens max_position_embeddings; the others' models state the longer length itself."""
 
@@ -150,6 +155,10 @@ def _drafters_length_problems(config: VllmConfig, context: CheckContext) -> Iter
 
 def class_problems(content: Mapping[str, Any], file: Path, context: CheckContext, config: VllmConfig) -> Iterator[Problem]:
     """Check a config.json that no family describes, by keys that nearly all models have; vLLM itself checks the rest."""
+    if difference := COMPUTED_OTHERWISE.get(str(content.get("model_type"))):
+        found, remedy = f"model_type {content['model_type']}, {difference}", 'Take the generator "transformers"'
+        yield Problem(path=str(file), found=found, expected="a model that both compute alike", remedy=remedy)
+        return
     malformed = list(value_problems(content))
     yield from (evolve(problem, path=str(file), found=f"{problem.path} = {problem.found}") for problem in malformed)
     if malformed:
@@ -162,11 +171,9 @@ def class_problems(content: Mapping[str, Any], file: Path, context: CheckContext
             path=str(file), found="a model of images, without torchvision", expected="what vLLM reads them with", remedy=remedy
         )
     yield from undescribed_problems(content, context)
-    if difference := COMPUTED_OTHERWISE.get(str(content.get("model_type"))):
-        found, remedy = f"model_type {content['model_type']}, {difference}", 'Take the generator "transformers"'
-        yield Problem(path=str(file), found=found, expected="a model that both compute alike", remedy=remedy)
     yield from _latent_problems(text, file, context.device)
     yield from _choice_problems(text, file, config)
+    yield from _mimo_problems(text, file)
     if context.device != "cpu":
         return
     if isinstance(text.get("head_dim"), int):
@@ -202,12 +209,33 @@ def _choice_problems(text: Mapping[str, Any], file: Path, config: VllmConfig) ->
 
 def _read_by_vllm(text: Mapping[str, Any]) -> dict[str, object]:
     """Return the values of keys that vLLM alone reads, with which it computes as transformers."""
-    model_type, rotary = str(text.get("model_type")), text.get("rope_parameters")
-    values = dict(READ_BY_VLLM.get(model_type, {}))
-    if isinstance(rotary, Mapping):
-        for key, (kind, name) in ROTARY_READ_BY_VLLM.get(model_type, {}).items():
-            values[key] = (rotary.get(kind) or {}).get(name)
+    values = dict(READ_BY_VLLM.get(str(text.get("model_type")), {}))
+    for kind, table in _mimo_rotary(text):
+        values[MIMO_ROTARY[kind]] = table.get("rope_theta")
+        values.setdefault("partial_rotary_factor", table.get("partial_rotary_factor", MIMO_PARTIAL))
     return values
+
+
+def _mimo_rotary(text: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the tables of MiMo's rope_parameters by the kind of layers; none where it has no such tables."""
+    rotary = text.get("rope_parameters")
+    if text.get("model_type") != "mimo_v2_flash" or not isinstance(rotary, Mapping):
+        return []
+    return [(kind, rotary[kind]) for kind in MIMO_ROTARY if isinstance(rotary.get(kind), Mapping)]
+
+
+def _mimo_problems(text: Mapping[str, Any], file: Path) -> Iterator[Problem]:
+    """Entries of MiMo's rope_parameters that vLLM does not read, with values that it does not compute."""
+    tables = _mimo_rotary(text)
+    partial = [table.get("partial_rotary_factor", MIMO_PARTIAL) for _, table in tables]
+    entries = [(kind, "rope_type", table.get("rope_type", "default"), "default") for kind, table in tables]
+    entries += [
+        (kind, "partial_rotary_factor", value, partial[0]) for (kind, _), value in zip(tables[1:], partial[1:], strict=True)
+    ]
+    for kind, name, value, expected in entries:
+        if value != expected:
+            found, remedy = f"rope_parameters.{kind}.{name} = {json.dumps(value)}", 'Take the generator "transformers"'
+            yield Problem(path=str(file), found=found, expected=f"{json.dumps(expected)}, which vLLM computes", remedy=remedy)
 
 
 def reload_problems(content: Mapping[str, Any], file: Path, context: CheckContext, config: VllmConfig) -> Iterator[Problem]:

@@ -25,6 +25,8 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "afmoe": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
     "falcon": {"ffn_hidden_size": 512},
     "hy_v3": {"first_k_dense_replace": 1, "expert_hidden_dim": 64, "route_norm": True, "qk_norm": True},
+    "gpt_bigcode": {"num_key_value_heads": 1},
+    "llama4_text": {"interleave_moe_layer_step": 1, "attention_chunk_size": 128, "num_experts_per_tok": 1},
     "minimax_m2": {"rotary_dim": 16, "scoring_func": "sigmoid", "use_routing_bias": True},
     "glm4_moe": {"head_dim": 32},
     "deepseek_v4": {"head_dim": 128},
@@ -66,5 +68,3 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """Further options by model_type."""
-CPU_OPTIONS: Mapping[str, Mapping[str, Any]] = {}
-"""Further options by model_type on a CPU."""

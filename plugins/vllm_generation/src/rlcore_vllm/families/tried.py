@@ -10,7 +10,7 @@ from attrs import evolve
 from rlcore import spi
 from rlcore_torchkit.testing.families.backends import generator_context
 from rlcore_torchkit.testing.families.engine import Digests, Family, TriedEngine
-from rlcore_vllm.families.sizes import CPU_OPTIONS, OPTIONS, SIZES
+from rlcore_vllm.families.sizes import OPTIONS, SIZES
 from rlcore_vllm.provider import PROVIDER
 from rlcore_vllm.setup.config import VllmConfig
 from rlcore_vllm.setup.settings import FLOAT32_HEAD, engine_settings
@@ -25,15 +25,25 @@ _CONFIG = VllmConfig(
 )
 _CACHE_BYTES = 2**28
 """KV cache on CUDA: a number of bytes, since engines of several families would count each other's memory."""
+_NO_CPU_KERNEL, _UNREAD = "no CPU kernel: use a GPU", "vLLM cannot read these weights"
+_REASONS = {
+    r"not supported on CPU|only for CUDA|'_OpNamespace' '_C'|_lib_fn_wrapper|module 'triton'": _NO_CPU_KERNEL,
+    r'assert self\.scoring_func == "softmax"': _NO_CPU_KERNEL,
+    r"not initialized from checkpoint|KeyError: '.*weight|'ParallelLMHead' object|no module or parameter named": _UNREAD,
+    "unsupported output_gate_type": "transformers' configuration lacks output_gate_type, which vLLM reads",
+}
+"""Words for errors of vLLM, by a regular expression."""
 
 
 class TriedVllm(TriedEngine):
     """vLLM with its engine in the process of the trial."""
 
     name = "vllm"
+    package = "vllm"
     trainer = "fsdp2"
     command = "rlcore_vllm.families"
     channel = "in_process"
+    reasons = _REASONS
     preloaded = (
         "rlcore_torchkit.testing.families.engine_trial",
         "rlcore_fsdp2.backend",
@@ -65,8 +75,7 @@ class TriedVllm(TriedEngine):
         return SIZES
 
     def options(self, model_type: str) -> Mapping[str, Any]:
-        on_device = CPU_OPTIONS.get(model_type, {}) if self.device == "cpu" else {}
-        return {**OPTIONS.get(model_type, {}), **on_device}
+        return OPTIONS.get(model_type, {})
 
     def config(self) -> VllmConfig:
         return _CONFIG

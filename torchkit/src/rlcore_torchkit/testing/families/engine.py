@@ -29,12 +29,16 @@ class TriedEngine(ABC):
 
     name: ClassVar[str]
     """The generator's name in a recipe."""
+    package: ClassVar[str]
+    """The engine's own package, by its import name."""
     trainer: ClassVar[str]
     """The trainer whose weights are sent, by its name in a recipe."""
     command: ClassVar[str]
     """The module that `python -m` runs."""
     channel: ClassVar[str]
     """The channel of refits."""
+    reasons: ClassVar[Mapping[str, str]] = {}
+    """Words for errors of the engine, by a regular expression that an error contains."""
     preloaded: ClassVar[Sequence[str]] = ()
     """Modules that children begin with, where they are forked."""
     provider: ClassVar[spi.Provider]

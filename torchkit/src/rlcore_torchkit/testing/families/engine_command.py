@@ -18,7 +18,7 @@ from rlcore import spi
 from rlcore_torchkit.testing.families.children import ChildError, in_child
 from rlcore_torchkit.testing.families.engine import Family, TriedEngine
 from rlcore_torchkit.testing.families.engine_outcome import EngineOutcome
-from rlcore_torchkit.testing.families.engine_table import summary, written
+from rlcore_torchkit.testing.families.engine_table import require_marks, summary, written
 
 
 def main(kind: type[TriedEngine], arguments: Sequence[str] | None = None) -> int:
@@ -29,7 +29,7 @@ def main(kind: type[TriedEngine], arguments: Sequence[str] | None = None) -> int
     )
     parser.add_argument("--families", metavar="A,B,C", help="model_types to try; by default all that transformers and it have")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda where there is a GPU")
-    parser.add_argument("--jobs", type=int, default=1, help="families at the same time (default 1)")
+    parser.add_argument("--jobs", type=int, help="families at the same time (default 1)")
     parser.add_argument("--time-limit", type=float, default=300.0, metavar="S", help="seconds for a family (default 300)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes to a file, anew after each family")
     parser.add_argument(
@@ -37,17 +37,26 @@ def main(kind: type[TriedEngine], arguments: Sequence[str] | None = None) -> int
     )
     parser.add_argument("--write", type=Path, metavar="PAGE", help="the page whose table of the device is replaced")
     options = parser.parse_args(arguments)
+    jobs = 1 if options.jobs is None else options.jobs
     if options.read:
-        record = _read(options.read)
+        given = [f"--{name}" for name in ("families", "jobs", "json") if getattr(options, name) is not None]
+        if given:
+            parser.error(f"found --read with {', '.join(given)}; expected --read without these: it tries no family")
+        try:
+            record = _read(options.read)
+        except (OSError, ValueError, KeyError) as error:
+            parser.error(f"--read: {error}")
+        _require_page(parser, options.write, kind.command, record["device"])
     else:
         engine = kind(_device(options.device))
+        _require_page(parser, options.write, kind.command, engine.device)
         known = engine.families()
         names = options.families.split(",") if options.families else sorted(known)
         if unknown := sorted(set(names) - known.keys()):
             parser.error(f"transformers and {kind.name} have no family {', '.join(unknown)} in common")
         record = {"device": engine.device, "versions": engine.versions(), "date": f"{datetime.now(tz=UTC):%Y-%m-%d}"}
         record["outcomes"] = []
-        for outcome in _tried(engine, [known[name] for name in names], options):
+        for outcome in _tried(engine, [known[name] for name in names], jobs, options.time_limit):
             print(outcome.line, file=sys.stderr, flush=True)
             record["outcomes"].append(outcome.content())
             if options.json is not None:
@@ -56,7 +65,7 @@ def main(kind: type[TriedEngine], arguments: Sequence[str] | None = None) -> int
     print(summary(outcomes))
     if options.write is not None:
         page, head = options.write.read_text(encoding="utf-8"), f"{record['versions']}, {record['date']}"
-        options.write.write_text(written(page, outcomes, head, kind.command, record["device"]), encoding="utf-8")
+        options.write.write_text(written(page, outcomes, head, kind.command, record["device"], kind.reasons), encoding="utf-8")
     return 0 if all(outcome.is_sound for outcome in outcomes) else 1
 
 
@@ -76,10 +85,19 @@ def _read(files: Sequence[Path]) -> dict[str, Any]:
     return {**records[-1], "outcomes": list(outcomes.values())}
 
 
-def _tried(engine: TriedEngine, families: Sequence[Family], options: argparse.Namespace) -> Iterator[EngineOutcome]:
+def _require_page(parser: argparse.ArgumentParser, page: Path | None, command: str, device: str) -> None:
+    """End the command where the page to write cannot be read, or has no marks."""
+    try:
+        if page is not None:
+            require_marks(page.read_text(encoding="utf-8"), command, device)
+    except (OSError, ValueError) as error:
+        parser.error(f"--write {page}: {error}")
+
+
+def _tried(engine: TriedEngine, families: Sequence[Family], jobs: int, time_limit: float) -> Iterator[EngineOutcome]:
     """Yield the outcomes in the order of the families."""
-    with ThreadPoolExecutor(max(1, options.jobs)) as pool:
-        yield from pool.map(partial(_in_children, engine, time_limit=options.time_limit), families)
+    with ThreadPoolExecutor(max(1, jobs)) as pool:
+        yield from pool.map(partial(_in_children, engine, time_limit=time_limit), families)
 
 
 def _in_children(engine: TriedEngine, family: Family, time_limit: float) -> EngineOutcome:
@@ -88,7 +106,9 @@ def _in_children(engine: TriedEngine, family: Family, time_limit: float) -> Engi
     if outcome.verdict != "cannot":
         return outcome
     other = _in_child(engine, family, "bfloat16", time_limit)
-    return outcome if other.verdict == "cannot" else other
+    if other.verdict in ("cannot", "not tried", "refused"):
+        return outcome
+    return evolve(other, reason="; ".join(filter(None, (other.reason, f"in float32: {outcome.reason}"))))
 
 
 def _in_child(engine: TriedEngine, family: Family, dtype: spi.DtypeName, time_limit: float) -> EngineOutcome:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from attrs import asdict, frozen
 
 Verdict = Literal["agrees", "refused", "wrong", "cannot", "crashed", "not tried"]
-SOUND = frozenset({"agrees", "refused", "cannot"})
+SOUND = frozenset({"agrees", "refused", "cannot", "not tried"})
 """Verdicts of families that are right, or that a run never samples from."""
 
 
@@ -13,8 +13,9 @@ SOUND = frozenset({"agrees", "refused", "cannot"})
 class EngineOutcome:
     """The verdict on a family, with its reason unless it agrees.
 
-    "refused": rlcore refuses it before the run, or the refit. "cannot": the engine does not start or fails on it. "wrong": it
-    samples, and log-probabilities or weights are not the trainer's. "crashed": the trial itself failed.
+    "refused": the generator's check refuses it before a run. "cannot": the engine's own code fails on it. "wrong": a refit
+    fails, or log-probabilities or weights are not the trainer's. "crashed": rlcore or the trial fails, or takes too long.
+    "not tried": the trial makes no such model, or the trainer refuses it.
     """
 
     model_type: str
@@ -24,6 +25,8 @@ class EngineOutcome:
     dtype: str = ""
     distance: float | None = None
     """Largest difference of a sampled token's log-probability from transformers' in float32."""
+    mean: float | None = None
+    """Mean of these differences in bfloat16."""
     num_tensors: int = 0
     """Tensors of a checkpoint that a refit brings."""
     num_changed: int = 0
@@ -39,6 +42,7 @@ class EngineOutcome:
     def line(self) -> str:
         """The outcome in a line."""
         distance = "" if self.distance is None else f"{self.dtype} {self.distance:.1e} "
+        distance += "" if self.mean is None else f"(mean {self.mean:.1e}) "
         return f"{self.model_type}: {self.verdict} {distance}({self.seconds:.0f} s) {self.reason}".rstrip()
 
     def content(self) -> dict[str, Any]:

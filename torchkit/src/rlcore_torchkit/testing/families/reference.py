@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcore.spi import ModelSpec, TokenBatch
+from rlcore.spi import DtypeName, ModelSpec, TokenBatch
 
 LENGTHS = (3, 9, 14, 2, 11)
 """Tokens of the sequences of `make_batch`."""
@@ -33,13 +33,13 @@ def make_batch(highest: int) -> TokenBatch:
 
 
 class Reference:
-    """A model as transformers computes it in float32."""
+    """A model as transformers computes it, in float32 by default."""
 
-    def __init__(self, model: ModelSpec, kind: Any = None) -> None:
+    def __init__(self, model: ModelSpec, kind: Any = None, dtype: DtypeName = "float32") -> None:
         """`kind` is the class of transformers that loads the model, AutoModelForCausalLM by default."""
         from transformers import AutoModelForCausalLM
 
-        options = {"dtype": torch.float32, "attn_implementation": "eager", "trust_remote_code": model.trust_remote_code}
+        options = {"dtype": getattr(torch, dtype), "attn_implementation": "eager", "trust_remote_code": model.trust_remote_code}
         self.model: Any = (kind or AutoModelForCausalLM).from_pretrained(model.path, use_safetensors=True, **options).eval()
         self.model_type: str = self.model.config.model_type
         self.vocab_size: int = self.model.get_input_embeddings().weight.shape[0]

@@ -40,12 +40,21 @@ class Samples:
     def distances(self, logprobs: Callable[[spi.TokenBatch], Float32Array]) -> Float32Array:
         """Return |difference| of each sampled token's log-probability from the one that a model has; `logprobs` computes a
         model's of all tokens of a batch."""
+        return np.abs(self.logprobs - self._of_samples(logprobs))
+
+    def rounding(
+        self, exact: Callable[[spi.TokenBatch], Float32Array], rounded: Callable[[spi.TokenBatch], Float32Array]
+    ) -> float:
+        """Return the mean |difference| of what two models have for the sampled tokens."""
+        return float(np.abs(self._of_samples(exact) - self._of_samples(rounded)).mean())
+
+    def _of_samples(self, logprobs: Callable[[spi.TokenBatch], Float32Array]) -> Float32Array:
         sequences = [np.concatenate(pair) for pair in zip(self._prompts, self._responses, strict=True)]
         starts = np.cumsum([0, *map(len, sequences)])
         expected = logprobs(batch_of(sequences))
         begins = [start + len(prompt) for start, prompt in zip(starts, self._prompts, strict=False)]
         rows = [expected[begin:stop] for begin, stop in zip(begins, starts[1:], strict=True)]
-        return np.abs(self.logprobs - np.concatenate(rows))
+        return np.concatenate(rows)
 
 
 def batch_of(sequences: Sequence[np.ndarray]) -> spi.TokenBatch:
