@@ -95,7 +95,10 @@ class LastGroupCounts(WrongTrainer):
     check = GROUPS
 
     def changed(self, spec):
-        return {"groups": spec.groups[::-1]}
+        if not spec.groups:
+            return {}
+        first, *others = spec.groups
+        return {"groups": (*others[::-1], evolve(first, parameters=(*first.parameters, "model.norm.weight")))}
 
 
 class KeepsTheTablesBetas(WrongTrainer):
