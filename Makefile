@@ -120,9 +120,10 @@ $(CORE_VENV)/.installed: Makefile core/pyproject.toml
 	$(CORE_VENV)/bin/pip $(INSTALL) $(CORE) hypothesis openai psutil pytest pytest-timeout pytest-xdist
 	touch $@
 
+# setuptools: cellpylib, which reasoning-gym requires, is a source distribution.
 $(NEXT_VENV)/.installed: Makefile $(call projects,$(PACKAGES)) requirements-dev.txt
 	$(NEXT_PYTHON) -m venv $(NEXT_VENV)
-	$(NEXT_VENV)/bin/pip $(INSTALL) --upgrade pip hatchling editables
+	$(NEXT_VENV)/bin/pip $(INSTALL) --upgrade pip hatchling editables setuptools
 	$(NEXT_VENV)/bin/pip $(INSTALL) --no-build-isolation $(CORE) $(call editable,$(PACKAGES)) -r requirements-dev.txt
 	touch $@
 

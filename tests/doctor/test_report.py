@@ -57,6 +57,40 @@ def test_a_package_for_another_python_is_one_problem(played, install) -> None:
     assert page["libraries"][0]["import"] == {"error": "ImportError: x"}
 
 
+def test_a_library_that_fails_by_a_package_for_another_python_is_no_second_problem(played, install) -> None:
+    install("transformers", "5.24.0", files=["transformers/__init__.py"])
+    install("regex", "1.0", files=["regex/__init__.py", "regex/_regex.cpython-399-x86_64-linux-gnu.so"])
+    result = {"error": "ImportError: _regex", "raised_in": ["regex", "transformers"]}
+    played.setattr("rlcore_doctor.libraries.run", lambda *_: Outcome(output=json.dumps(result), errors="", code=0))
+    (problem,) = report(None, 1.0, imports=True)["problems"]
+    assert problem["found"].startswith("regex 1.0 is for another Python or system")
+
+
+def test_a_torchvision_of_another_torch_is_one_problem(played, install) -> None:
+    install("torch", "2.15.0", files=["torch/__init__.py"])
+    install("torchvision", "0.26.0", "torch==2.11.0", files=["torchvision/__init__.py"])
+    install("transformers", "5.24.0", files=["transformers/__init__.py"])
+
+    def run(arguments: list[str], _: float) -> Outcome:
+        failed = {
+            "error": "RuntimeError: no such operator",
+            "raised_in": ["torch", "torchvision", arguments[-1].partition(".")[0]],
+        }
+        return Outcome(output=json.dumps({"version": "2.15.0"} if arguments[-1] == "torch" else failed), errors="", code=0)
+
+    played.setattr("rlcore_doctor.libraries.run", run)
+    reason = "torchvision 0.26.0 needs torch==2.11.0; found torch 2.15.0: models cannot be imported. pip uninstall torchvision"
+    row = {"role": "trainer", "distribution": "acme", "version": "1.0", "spi": [2, 0], "state": "not usable", "reason": reason}
+    rows = [{**row, "name": name} for name in ("fsdp2", "megatron")]
+    played.setattr("rlcore_doctor.report.listing", lambda _: Listing(content={"plugins": rows}))
+    (problem,) = report(None, 1.0, imports=True)["problems"]
+    assert problem == {
+        "found": "torchvision 0.26.0 requires torch==2.11.0; found torch 2.15.0. "
+        "trainer fsdp2, trainer megatron are not usable",
+        "remedy": "pip uninstall torchvision, which text models do not need; or install the release for torch 2.15.0",
+    }
+
+
 @pytest.mark.parametrize(("is_visible", "note"), [(True, "torch is a build for CPUs"), (False, "CUDA_VISIBLE_DEVICES hides")])
 def test_gpus_that_a_run_does_not_take_are_a_note(played, install, is_visible: bool, note: str) -> None:
     played.setattr("rlcore_doctor.machine.gpus", lambda: [GPU])

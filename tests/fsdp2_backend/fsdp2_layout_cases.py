@@ -264,6 +264,7 @@ class GradientsSeen:
             self.tensors = {
                 name: whole(parameter.grad, torch.float32, backend.device).clone().cpu()
                 for name, parameter in model.named_parameters()
+                if parameter.grad is not None
             }
             return update(gradients, norm, schedule_step)
 

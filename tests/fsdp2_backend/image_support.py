@@ -1,6 +1,7 @@
 """Batches that read images, and transformers' own forward of one sequence and its images at a time."""
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTo
 from rlcore.spi import OptimizerSpec, TokenBatch
 from rlcore.spi.arrays import offsets_of
 
-SIZES = ((16, 24), (9, 40))
+SIZES = ((16, 24), (9, 40), (40, 48))
 """Width and height of images, scaled to multiples of 8 pixels with a token each."""
 READS = ((0,), (), (1, 0), (), (1,), ())
 """The images of each of the six sequences of `make_batch`."""
@@ -66,15 +67,16 @@ class ImageReference(Reference):
         return torch.cat(logprobs), torch.cat(entropies)
 
 
-def image_batch(directory: Path, seed: int) -> TokenBatch:
-    """The batch of `make_batch` whose sequences begin with their images, by the placeholders of the processor."""
+def image_batch(directory: Path, seed: int, reads: Sequence[Sequence[int]] = READS) -> TokenBatch:
+    """The batch of `make_batch` whose sequences begin with their images, by the placeholders of the processor. `reads` are the
+    numbers of each sequence's images."""
     tokenizer, processor = AutoTokenizer.from_pretrained(directory), AutoImageProcessor.from_pretrained(directory)
     files = [png(number) for number in range(len(SIZES))]
     grids = processor(images=[Image.open(io.BytesIO(file)) for file in files], return_tensors="pt")["image_grid_thw"]
     start, pad, end = tokenizer.convert_tokens_to_ids(["<|vision_start|>", "<|image_pad|>", "<|vision_end|>"])
     text = make_batch(seed)
     sequences, masks, columns = [], [], []
-    for n, numbers in enumerate(READS):
+    for n, numbers in enumerate(reads):
         shown = [token for i in numbers for token in (start, *[pad] * (int(grids[i].prod()) // 4), end)]
         own = slice(text.offsets[n], text.offsets[n + 1])
         sequences.append(np.concatenate([np.array(shown, np.int32), text.tokens[own]]))
@@ -86,5 +88,5 @@ def image_batch(directory: Path, seed: int) -> TokenBatch:
         offsets=offsets_of([len(one) for one in sequences]),
         loss_mask=np.concatenate(masks),
         token_columns={"advantages": np.concatenate(columns)},
-        images=tuple(tuple(files[i] for i in numbers) for numbers in READS),
+        images=tuple(tuple(files[i] for i in numbers) for numbers in reads),
     )

@@ -89,6 +89,11 @@ def test_what_a_model_of_images_cannot_have(context, tmp_path):
     assert list(check(images, Fsdp2Config(freeze="vision", activation_checkpointing=True))) == []
     (divided,) = check(evolve(images, world_size=2), Fsdp2Config(tensor_parallel=2))
     assert divided.path == "trainer.fsdp2.tensor_parallel"
+    assert list(check(evolve(images, world_size=2), Fsdp2Config(context_parallel=2))) == []
+    (uneven,) = check(evolve(images, world_size=3), Fsdp2Config(context_parallel=3))
+    assert (uneven.path, uneven.expected) == ("trainer.fsdp2.context_parallel", "a divisor of 2")
+    frozen = evolve(images, reference=images.model, world_size=3)
+    assert "trainer.fsdp2.context_parallel" in [found.path for found in check(frozen, Fsdp2Config(context_parallel=3))]
     assert "lora" in [problem.path for problem in check(evolve(images, lora=LoraSpec()), Fsdp2Config())]
     (frozen,) = check(context, Fsdp2Config(freeze="vision"))
     assert frozen.path == "trainer.fsdp2.freeze"

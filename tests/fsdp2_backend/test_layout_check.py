@@ -114,3 +114,11 @@ def test_a_config_that_is_no_table_is_left_to_the_cores_model_check(tmp_path):
     assert not list(check(context, Fsdp2Config()))
     assert any("found list" in str(problem) for problem in model_problems(str(tmp_path)))
     assert list(check(evolve(context, model=ModelSpec(path="hub/name")), Fsdp2Config(tensor_parallel=2, replicate=1)))
+
+
+def test_context_ranks_do_not_share_states_of_a_model_of_images():
+    text = {"layer_types": ["linear_attention", "full_attention"], "num_attention_heads": 4}
+    model = {"model_type": "qwen3_5", "vision_config": {"depth": 2}, "text_config": text}
+    (problem,) = layout_check.undescribed_problems(Fsdp2Config(context_parallel=2), model)
+    assert (problem.path, problem.expected) == ("trainer.fsdp2.context_parallel", "1")
+    assert list(layout_check.undescribed_problems(Fsdp2Config(), model)) == []

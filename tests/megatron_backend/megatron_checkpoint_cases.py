@@ -7,11 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from attrs import evolve, field, frozen
 from fsdp2_support import ALPHABET
+from image_support import image_batch
 from megatron_families import make_own
 from megatron_support import OPTIMIZER, make_backend, make_batch, saved, split, step_request
 from multi_token_reference import make_with_head
@@ -23,6 +25,7 @@ from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
 from rlcore_megatron.training.optimizer_shards import shards_of
+from rlcore_torchkit.testing.image_models import make_image_model
 from rlcore_torchkit.testing.models import make_model
 
 MOE, DENSE = "qwen3_moe", "qwen2"
@@ -34,6 +37,8 @@ LATENT = "deepseek_v3"
 multi-token head."""
 NORMS = "gemma3_text"
 """Norms behind attention and MLP, in the place of Megatron's additions."""
+IMAGES = "qwen3_vl"
+"""A vision tower, whole on each tensor rank of the first stage, and layers that add its features."""
 SAVE_AFTER, NUM_SEQUENCES = 2, 4
 SPEC = evolve(OPTIMIZER, learning_rate=2e-4)
 BATCHES = tuple(make_batch(seed=seed, num_sequences=NUM_SEQUENCES, max_length=9) for seed in range(SAVE_AFTER + 1))
@@ -93,6 +98,8 @@ LAYOUTS = (
     ),
     *_rows(2, LATENT, ("tp2", {"tensor": 2}, ("one",)), ("pp2", {"pipeline": 2}, ("tp2",))),
     *_rows(2, NORMS, ("tp2", {"tensor": 2}, ("one",)), ("pp2", {"pipeline": 2}, ("tp2",))),
+    *_rows(2, IMAGES, ("tp2", {"tensor": 2}, ("one",)), ("pp2", {"pipeline": 2}, ("tp2",)), ("dp2", {}, ("pp2",))),
+    *_rows(4, IMAGES, ("tp2xpp2", {"tensor": 2, "pipeline": 2}, ("dp2",))),
     *_rows(2, SINKS, ("tp2", {"tensor": 2}, ("one",)), ("ep2", {"expert": 2}, ("tp2",))),
     *_rows(
         4,
@@ -132,6 +139,7 @@ ONE = (
     Layout(name="one", num_ranks=1, architecture=LATENT, sources=()),
     Layout(name="one", num_ranks=1, architecture=SINKS, sources=()),
     Layout(name="one", num_ranks=1, architecture=NORMS, sources=()),
+    Layout(name="one", num_ranks=1, architecture=IMAGES, sources=()),
     Layout(name="one", num_ranks=1, architecture=DENSE, sources=(), dtype="bfloat16"),
 )
 
@@ -147,14 +155,19 @@ class Place:
     def backend(self, layout: Layout) -> MegatronBackend:
         place = {"rank": self.rank, "world_size": self.num_ranks, "local_rank": self.rank, "device": "cpu"}
         place |= {"rendezvous": "env://", "dtype": layout.dtype}
-        return make_backend(self.root / "models" / layout.architecture, config=layout.config(), optimizer=SPEC, **place)
+        directory = self.root / "models" / layout.architecture
+        backend = make_backend(directory, config=layout.config(), optimizer=SPEC, **place)
+        if layout.architecture == IMAGES:
+            chosen = np.arange(NUM_SEQUENCES)
+            backend.own_batches = [image_batch(directory, seed).select(chosen) for seed in range(len(BATCHES))]
+        return backend
 
     def directory(self, layout: Layout, source: str | None = None) -> Path:
         return self.root / "saved" / evolve(layout, name=source or layout.name).saved
 
 
 def step(backend: MegatronBackend, version: int) -> TrainStepResult:
-    batch = BATCHES[version]
+    batch = getattr(backend, "own_batches", BATCHES)[version]
     mine = list(range(backend.layout.data_parallel_rank, NUM_SEQUENCES, backend.layout.data_parallel_size))
     groups = [group for group in (mine[::2], mine[1::2]) if group]
     return backend.train_step(step_request(split(batch, groups), batch.counts(), version))
@@ -189,6 +202,7 @@ def prepare(root: Path) -> None:
     make_with_head(root / "models" / LATENT, LATENT, num_hidden_layers=5)
     for family in (SINKS, NORMS):
         make_own(root / "models" / family, family, num_hidden_layers=5)
+    make_image_model(root / "models" / IMAGES, IMAGES, num_layers=5)
     for layout in ONE:
         backend = Place(rank=0, num_ranks=1, root=root).backend(layout)
         for version in range(SAVE_AFTER):

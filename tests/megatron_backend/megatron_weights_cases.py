@@ -40,6 +40,7 @@ from rlcore_megatron.weights.shards import reader
 from rlcore_torchkit.huggingface.safetensors_files import TensorFiles
 from rlcore_torchkit.refit.shard_plan import plan_pieces
 from rlcore_torchkit.refit.shard_route import whole_slice
+from rlcore_torchkit.testing.image_models import make_image_model
 from rlcore_torchkit.testing.models import make_model
 
 MODELS: Mapping[str, tuple[str, bool]] = {
@@ -53,6 +54,8 @@ MODELS: Mapping[str, tuple[str, bool]] = {
 DENSE = ("qwen2", "qwen3", "llama")
 ONE_KEY_HEAD = ("one_key_head",)
 """Of which every tensor rank takes a part."""
+IMAGES = ("qwen2_5_vl", "qwen3_vl")
+"""Of images: files that have the language model at their top, and files that have it beside the vision tower."""
 BUCKET_BYTES = (1, 1 << 13, 1 << 30)
 
 
@@ -63,7 +66,7 @@ class Case:
     name: str
     sizes: Mapping[str, int] = field(factory=dict)
     """Of ParallelLayout; data parallel from the rest."""
-    models: tuple[str, ...] = (*DENSE, "qwen3_moe", *FAMILIES)
+    models: tuple[str, ...] = (*DENSE, "qwen3_moe", *FAMILIES, *IMAGES)
 
     def layout(self, rank: int, num_ranks: int) -> ParallelLayout:
         of_others = self.sizes.get("tensor", 1) * self.sizes.get("context", 1) * self.sizes.get("pipeline", 1)
@@ -77,9 +80,13 @@ DIVIDED = tuple(name for name in MOE if name != "gpt_oss")
 CASES: Mapping[int, tuple[Case, ...]] = {
     2: (
         Case(name="dp2"),
-        Case(name="tp2", sizes={"tensor": 2}, models=(*MODELS, *DENSE_OWN)),
+        Case(name="tp2", sizes={"tensor": 2}, models=(*MODELS, *DENSE_OWN, *IMAGES)),
         Case(name="pp2", sizes={"pipeline": 2}),
-        Case(name="pp2xvpp2", sizes={"pipeline": 2, "virtual_pipeline": 2}),
+        Case(
+            name="pp2xvpp2",
+            sizes={"pipeline": 2, "virtual_pipeline": 2},
+            models=(*DENSE, "qwen3_moe", *FAMILIES, "qwen2_5_vl"),
+        ),
         Case(name="cp2", sizes={"context": 2}, models=("qwen3",)),
         Case(name="ep2", sizes={"expert": 2}, models=MOE),
         Case(name="etp2", sizes={"expert_tensor": 2}, models=DIVIDED),
@@ -105,6 +112,8 @@ def prepare(root: Path) -> None:
         make_model(root / name, architecture, tied=tied, alphabet=ALPHABET, **sizes)
     for name in FAMILIES:
         make_own(root / name, name, num_hidden_layers=5, hidden_size=16)
+    for name in IMAGES:
+        make_image_model(root / name, name, num_layers=5, tied=name == "qwen3_vl")
 
 
 @frozen(kw_only=True, eq=False)
@@ -133,7 +142,8 @@ def opened(directory: Path, layout: ParallelLayout, dtype: str = "float32", voca
     spec, device = ModelSpec(path=str(directory), dtype=dtype), "cuda" if torch.cuda.is_available() else "cpu"
     rank_info = RankInfo(rank=layout.rank, world_size=layout.world_size, local_rank=layout.rank, device=device)
     hf = load_config(spec)
-    hf.vocab_size = vocabulary or hf.vocab_size
+    if vocabulary is not None:
+        hf.vocab_size = vocabulary
     with cuda_or_cpu():
         parallel.join(rank_info, layout, 60.0)
         try:
@@ -383,6 +393,7 @@ def rows(num_ranks: int) -> dict[str, Callable[[Path, int], None]]:
             "reads of a conversion/qwen3_moe": on(check_reads_of_a_conversion, "qwen3_moe", "dp2"),
             **{f"converted/{name}": on(check_conversion, name, "tp2xep2", "pp2xvpp2") for name in WITH_EXPERTS},
             **{f"converted/{name}": on(check_conversion, name, "tp2", "pp2xvpp2") for name in DENSE_OWN},
+            **{f"converted/{name}": on(check_conversion, name, "tp2", "pp2", "dp2") for name in IMAGES},
             "megatron/qwen3_moe": on(check_megatron_checkpoint, "qwen3_moe", "tp2xep2", "tp2xetp2", "pp2xvpp2"),
             "converted/one_key_head": on(check_conversion, "one_key_head", "tp2", "dp2", "pp2"),
             "megatron/one_key_head": on(check_megatron_checkpoint, "one_key_head", "tp2", "dp2", "pp2"),

@@ -12,7 +12,9 @@ from rlcore.spi import CheckpointError
 from rlcore_megatron.checkpoints.checkpoint_check import check_shapes, read_metadata
 from rlcore_torchkit.trainer.trainer_hooks import MAX_LISTED
 
-TENSORS = {"a": torch.zeros(3, 4), "b": torch.zeros(5), "moments.a": torch.zeros(3, 4), "moments.b": torch.zeros(5)}
+WANTED = {"a": (3, 4), "b": (5,)}
+STATES = {f"state.mean.{name}": shape for name, shape in WANTED.items()}
+TENSORS = {name: torch.zeros(shape) for name, shape in {**WANTED, **STATES}.items()}
 
 
 @pytest.fixture
@@ -70,11 +72,8 @@ def test_files_that_are_missing_or_short_are_named(state: Path) -> None:
         read_metadata(state)
 
 
-WANTED = {"a": (3, 4), "b": (5,)}
-
-
 def test_the_same_names_and_shapes_are_right(state: Path) -> None:
-    check_shapes(state, read_metadata(state), WANTED, ["moments."])
+    check_shapes(state, read_metadata(state), WANTED, STATES, "state.")
 
 
 @pytest.mark.parametrize(
@@ -87,17 +86,26 @@ def test_the_same_names_and_shapes_are_right(state: Path) -> None:
 )
 def test_another_models_are_told_apart(wanted: dict[str, Any], text: str, state: Path) -> None:
     with pytest.raises(CheckpointError, match=f"Shapes differ: {text}"):
-        check_shapes(state, read_metadata(state), wanted, ["moments."])
+        check_shapes(state, read_metadata(state), wanted, STATES, "state.")
 
 
 def test_of_many_differences_the_first_are_named(state: Path) -> None:
     wanted = WANTED | {f"c{number}": (1,) for number in range(MAX_LISTED + 2)}
     with pytest.raises(CheckpointError) as raised:
-        check_shapes(state, read_metadata(state), wanted, ["moments."])
+        check_shapes(state, read_metadata(state), wanted, STATES, "state.")
     assert str(raised.value).count("absent there") == MAX_LISTED
     assert "2 more" in str(raised.value)
 
 
-def test_what_is_missing_after_a_prefix_is_named(state: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"found nothing for variances.a; expected \[3, 4\]"):
-        check_shapes(state, read_metadata(state), WANTED, ["moments.", "variances."])
+def test_state_of_another_optimizer_is_named(state: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"mean .* state\.square\.a; .* optimizer\.name"):
+        check_shapes(state, read_metadata(state), WANTED, STATES | {"state.square.a": (3, 4)}, "state.")
+
+
+def test_state_of_another_shape_is_named(state: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"found \[3, 4\] for state\.mean\.a; expected \[12\]"):
+        check_shapes(state, read_metadata(state), WANTED, STATES | {"state.mean.a": (12,)}, "state.")
+
+
+def test_state_may_be_missing_before_the_first_step(state: Path) -> None:
+    check_shapes(state, read_metadata(state), WANTED, {}, "state.")

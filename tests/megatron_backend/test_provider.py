@@ -31,8 +31,8 @@ def test_auto_prefers_it_on_cuda_alone_and_naming_runs_it_on_a_cpu_too() -> None
     assert select(REGISTRY, "trainer", "megatron", device="cpu", needs={}).name == "megatron"
 
 
-def test_it_can_do_what_fsdp2_can_but_for_images() -> None:
-    assert PROVIDER.capabilities == FSDP2.capabilities - {capabilities.IMAGES}
+def test_it_can_do_what_fsdp2_can() -> None:
+    assert PROVIDER.capabilities == FSDP2.capabilities
 
 
 def test_auto_says_that_it_took_fsdp2_and_why(installed) -> None:

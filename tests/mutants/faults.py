@@ -34,6 +34,7 @@ ENVIRONMENT_RUNNER = "tests/rollout/test_environment_runner.py"
 ANY_ORDER = "tests/rollout/test_groups_in_any_order.py"
 TWO_PARTS = "tests/ray_execution/test_dispatch.py::test_images_go_with_their_sequences_and_prompts"
 IMAGE_STEPS = "tests/fsdp2_backend/test_backend_images.py::test_three_steps_and_what_they_leave[qwen3_vl-none]"
+MEGATRON_IMAGES = "tests/megatron_backend/test_images.py::test_one_rank[{}]"
 IMAGE_ROWS = "tests/text/rows/test_row_images.py"
 PLANNED_SHARE = "tests/system/test_planned_share.py::test_the_recipes_auto_is_vllms_argument"
 COMMON_PROMPTS = "tests/fsdp2_backend/test_policy.py::test_common_prompts_are_computed_once_where_nothing_tells_them_apart"
@@ -1157,6 +1158,34 @@ FAULTS = (
         IMAGE_STEPS,
     ),
     Fault(
+        "what layers add to images teaches the tower nothing under megatron",
+        "rlcore_megatron.modules.vision",
+        "ctx.placed.gradients[ctx.layer] = gradient[ctx.placed.rows, 0]",
+        "pass",
+        MEGATRON_IMAGES.format("one+recompute/qwen3_vl"),
+    ),
+    Fault(
+        "placeholders' embeddings get the gradients of images under megatron",
+        "rlcore_megatron.modules.vision",
+        "of_text[placed.rows] = 0.0",
+        "pass",
+        MEGATRON_IMAGES.format("one/qwen2_5_vl"),
+    ),
+    Fault(
+        "megatron's layers count the tokens of an image on",
+        "rlcore_megatron.modules.attention",
+        "if batch.grid_positions is None:",
+        "if batch.grid_positions is None or True:",
+        MEGATRON_IMAGES.format("one/qwen2_5_vl"),
+    ),
+    Fault(
+        "megatron trains a tower that is frozen",
+        "rlcore_megatron.modules.model",
+        "model_chunk.vision.requires_grad_(False)",
+        "pass",
+        MEGATRON_IMAGES.format("one+frozen/qwen3_vl"),
+    ),
+    Fault(
         "log-probabilities are of the text alone",
         "rlcore_fsdp2.logprobs",
         "images=microbatch.images,",
@@ -1175,6 +1204,13 @@ FAULTS = (
         "rlcore_torchkit.forward.image_forward",
         "torch.cat([parts[file][0] for file in files])",
         "torch.cat([parts[file][0] for file in sorted(files)])",
+        "tests/torchkit/test_image_forward.py",
+    ),
+    Fault(
+        "a context rank puts the beginning of an image where its end is",
+        "rlcore_torchkit.forward.image_forward",
+        "features=slice(begin - first, end - first),",
+        "features=slice(0, end - begin),",
         "tests/torchkit/test_image_forward.py",
     ),
     # A reference on devices of its own

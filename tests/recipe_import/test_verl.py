@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -390,6 +391,7 @@ OF_MACHINES = (
 """Parts of problems that concern this machine or missing files."""
 
 
+@pytest.mark.skipif(find_spec("vllm") is None, reason="the recipes name vLLM")
 @pytest.mark.parametrize(
     "overrides",
     [

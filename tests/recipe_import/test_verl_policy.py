@@ -260,6 +260,7 @@ def test_a_decay_that_ends_before_or_behind_the_run_is_reported(read: Read) -> N
             ["megatron.override_transformer_config.recompute_granularity=selective"],
             {"megatron.recompute": "selective"},
         ),
+        ("megatron", ["freeze_vision_tower=true"], {"megatron.freeze": "vision"}),
     ],
 )
 def test_layouts_are_those_of_the_engine(read: Read, strategy: str, overrides: list[str], expected: dict[str, Any]) -> None:

@@ -38,6 +38,15 @@ def test_digests_are_of_what_arrived(tmp_path: Path, dtype: torch.dtype) -> None
     torch.testing.assert_close(model.fused.data[2:], tensor.to(dtype))
 
 
+def test_digests_are_also_of_what_is_held(tmp_path: Path) -> None:
+    model = FusedModel()
+    for name, tensor in {"a.weight": torch.ones(2, 3), "b.weight": torch.zeros(4, 3), "norm.weight": torch.ones(3)}.items():
+        save_file({name: tensor}, tmp_path / "bucket")
+        ordered(model, tmp_path, "bucket", file=str(tmp_path / "bucket"))
+    digests = {"fused": tensor_digest(model.fused.data.numpy()), "norm": tensor_digest(torch.ones(3).numpy())}
+    assert ordered(model, tmp_path, "held") == {"digests": digests}
+
+
 def test_an_error_is_an_answer(tmp_path: Path) -> None:
     answer = ordered(FusedModel(), tmp_path, "bucket", file=str(tmp_path / "nothing"))
     assert "nothing" in answer["error"]

@@ -1,10 +1,13 @@
 """Models that train by transformers' own classes, and the properties that are found of them."""
 
 import pytest
+from packaging.version import Version
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rlcore.spi import ModelError
+from rlcore_torchkit import requirements
 from rlcore_torchkit.architectures.decoders import (
     decoder_problems,
     described_family,
@@ -77,10 +80,51 @@ def test_a_class_that_is_newer_than_transformers_is_refused_with_the_version_tha
     assert "transformers>=99.1.0" in problem.remedy
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({}, "transformers 9.9 is the first that knows it: pip install 'transformers>=9.9,<5.25'"),
+        (
+            {"auto_map": {"AutoModelForCausalLM": "mine.Mine"}},
+            "transformers 9.9 is the first that knows it: pip install 'transformers>=9.9,<5.25'; or read the code, and then "
+            "set model.trust_remote_code to true",
+        ),
+        (
+            {"model_type": "gpt8", "auto_map": {"AutoModelForCausalLM": "mine.Mine"}, "transformers_version": "99.1.0"},
+            "Read it, and then set model.trust_remote_code to true",
+        ),
+        ({"model_type": "gpt8"}, "Correct it, or give the class as a file: docs/models.md, A model that is new"),
+    ],
+    ids=["known from a version on", "with code of its own", "with code of its own alone", "unknown"],
+)
+def test_a_model_type_that_transformers_lacks_is_refused_with_what_to_do(content, expected, monkeypatch):
+    monkeypatch.setitem(requirements.FIRST_VERSIONS, "gpt9", "9.9")
+    config = {"model_type": "gpt9", "architectures": ["GPT9ForCausalLM"], **content}
+    (problem,) = decoder_problems(config, "model/config.json", trust_remote_code=False)
+    assert problem.remedy == expected
+
+
+def test_first_versions_are_those_of_the_installed_transformers():
+    here = requirements.installed_version("transformers")
+    due = {family for family, first in requirements.FIRST_VERSIONS.items() if Version(first) <= here}
+    assert requirements.FIRST_VERSIONS.keys() & MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() == due
+
+
 def test_code_of_a_models_own_is_run_only_where_the_recipe_trusts_it():
     own = {"model_type": "mine", "architectures": ["MineForCausalLM"], "auto_map": {"AutoModelForCausalLM": "mine.Mine"}}
     assert found(**own) == ["model_type mine, whose code comes with the model"]
     assert found(trusted=True, **own) == []
+
+
+def test_code_of_a_models_own_has_to_be_beside_its_config(tmp_path):
+    own = {"model_type": "mine", "architectures": ["MineForCausalLM"]}
+    own["auto_map"] = {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Mine", "AutoModel": "acme/mine--mine.Mine"}
+    file = tmp_path / "config.json"
+    file.write_text("{}")
+    (problem,) = decoder_problems(own, str(file), trust_remote_code=True)
+    assert problem.found == "no mine.py, which auto_map names"
+    (tmp_path / "mine.py").write_text("")
+    assert not list(decoder_problems(own, str(file), trust_remote_code=True))
 
 
 @pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])

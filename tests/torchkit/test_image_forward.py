@@ -9,7 +9,14 @@ from PIL import Image
 
 from rlcore.spi import ContractError, ModelSpec
 from rlcore_model_files.images import load_image_processor
-from rlcore_torchkit.forward.image_forward import freeze_vision, patch_any_decoder, pixels_of, place_images
+from rlcore_torchkit.forward.context_parallel import ContextPart
+from rlcore_torchkit.forward.image_forward import (
+    freeze_vision,
+    patch_any_decoder,
+    pixels_of,
+    place_images,
+    shown_images,
+)
 from rlcore_torchkit.head.logprobs import packed_logprobs
 from rlcore_torchkit.huggingface.models import load_model
 from rlcore_torchkit.layers.attention import PackedSequences
@@ -81,3 +88,34 @@ def test_the_vision_tower_gets_gradients_where_it_trains(frozen, model, spec):
         assert set(found.values()) == {None}
     else:
         assert all(not gradient.any() for gradient in found.values())
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 5])
+def test_context_ranks_hold_the_images_of_their_tokens(num_ranks, model, processor):
+    """Images of several tokens over ranks that share them, have several, or none."""
+    pad, files = model.config.image_token_id, [png(16, 24), png(48, 40), png(8, 8)]
+    first = [5, *[pad] * 6, 6, *[pad] * 30, 7, 8]
+    second, third = [9] * 12, [5, pad, 6]
+    packed = PackedSequences.from_offsets(np.cumsum([0, len(first), len(second), len(third)]), torch.device("cpu"))
+    tokens = torch.tensor([*first, *second, *third])
+    images = ((files[0], files[1]), (), (files[2],))
+    shown = shown_images(processor, model, tokens, packed, images)
+    size = -(-len(tokens) // num_ranks)
+    features = torch.arange(int(shown.places.sum()))
+    by_image = features.split((shown.grids.prod(1) // 4).tolist())
+    found, places, positions = [], [], []
+    for rank in range(num_ranks):
+        part = ContextPart(packed=packed, group=None, rank=rank, num_ranks=num_ranks, size=size)
+        own = shown.part(part, 4)
+        assert len(own.places) == own.positions.shape[2] == size
+        assert len(own.pixels) == own.grids.prod(1).sum()
+        held = [number for number, image in enumerate(shown.grids.tolist()) if image in own.grids.tolist()]
+        assert torch.equal(own.pixels, torch.cat([shown.pixels[:0], *(pixels_of(processor, [files[n]])[0] for n in held)]))
+        rows = torch.cat([features[:0], *(by_image[number] for number in held)])[own.features]
+        assert len(rows) == own.places.sum()
+        found.append(rows)
+        places.append(own.places)
+        positions.append(own.positions)
+    assert torch.equal(torch.cat(found), features)
+    assert torch.equal(torch.cat(places)[: len(tokens)], shown.places)
+    assert torch.equal(torch.cat(positions, 2)[:, :, : len(tokens)], shown.positions)

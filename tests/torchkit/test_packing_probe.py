@@ -71,6 +71,15 @@ def test_states_are_kept_where_logits_are_of_another_form(monkeypatch, caplog):
     assert "computes logits by itself" in caplog.text
 
 
+def test_tokens_that_a_shorter_head_lacks_are_not_tried():
+    model = make("olmo2", **ATTENTION)
+    model.resize_token_embeddings(80)
+    model.lm_head = torch.nn.Linear(16, 20, bias=False)
+    patch_decoder(model)
+    probe_packing(model, CPU, torch.float32)
+    assert model.config._attn_implementation == PACKED_ATTENTION
+
+
 def test_tokens_that_see_later_ones_are_refused():
     model = make("bert", num_attention_heads=2, intermediate_size=24)
     patch_decoder(model)

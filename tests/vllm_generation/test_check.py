@@ -115,6 +115,30 @@ def test_of_latent_attention_the_size_is_checked_and_what_vllm_alone_reads(check
     ]
 
 
+def test_of_mimo_the_keys_are_checked_that_vllm_reads_in_place_of_transformers(tmp_path: Path) -> None:
+    rotary = {"full_attention": {"rope_theta": 5e6, "partial_rotary_factor": 0.5}, "sliding_attention": {"rope_theta": 1e4}}
+    keys = {"add_swa_attention_sink_bias": True, "rope_theta": 5e6, "swa_rope_theta": 1e4, "partial_rotary_factor": 0.5}
+
+    def found(**content: Any) -> list[str]:
+        mimo = {"model_type": "mimo_v2_flash", "architectures": ["MiMoV2FlashForCausalLM"], "max_position_embeddings": 128}
+        (tmp_path / "config.json").write_text(json.dumps(mimo | content))
+        context = CheckContext(model=ModelSpec(path=str(tmp_path)), device="cpu", world_size=1, max_sequence_length=64)
+        return [problem.found for problem in check(context, VllmConfig()) if problem.path.endswith("config.json")]
+
+    assert found(rope_parameters=rotary, **keys) == []
+    assert found(rope_parameters=rotary, **keys | {"swa_rope_theta": 5e6}) == ["swa_rope_theta = 5000000.0"]
+    assert found(rope_parameters=rotary) == [f"no {key}" for key in keys]
+    assert found() == ["no add_swa_attention_sink_bias"]
+
+
+def test_a_family_that_vllm_computes_otherwise_is_refused(tmp_path: Path) -> None:
+    content = {"model_type": "hrm_text", "architectures": ["HrmTextForCausalLM"], "max_position_embeddings": 128}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    context = CheckContext(model=ModelSpec(path=str(tmp_path)), device="cpu", world_size=1, max_sequence_length=64)
+    (problem,) = [problem for problem in check(context, VllmConfig()) if "hrm_text" in problem.found]
+    assert "prompts" in problem.found
+
+
 @pytest.mark.parametrize(
     ("device", "channel", "quantization", "found"),
     [
@@ -142,7 +166,7 @@ def test_what_vllm_cannot_load_again_is_refused(
     spec = ModelSpec(path=str(tmp_path))
     context = CheckContext(model=spec, device=device, world_size=1, max_sequence_length=64, channel=channel)
     told = [problem.found for problem in check_module.problems_of(context, VllmConfig(quantization=quantization))]
-    assert [text.partition(", whose")[0] for text in told] == found
+    assert [text.partition(", which")[0] for text in told] == found
 
 
 def test_of_such_a_model_malformed_values_alone_are_told(checked: Path, tmp_path: Path) -> None:

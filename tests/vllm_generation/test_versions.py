@@ -4,7 +4,6 @@ import os
 import pickle
 import sys
 import time
-import weakref
 from types import SimpleNamespace
 
 import msgspec
@@ -103,54 +102,6 @@ def test_constants_are_imported_where_they_are_installed(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     versions.import_constants()
     assert sys.modules.pop("flashinfer").CONSTANT == 1
-
-
-@pytest.mark.parametrize("as_kept", [lambda *pair: pair, lambda *pair: [pair]], ids=["one pool", "a list of pools"])
-def test_allocators_outlive_their_engine(as_kept, monkeypatch):
-    kept = []
-    monkeypatch.setattr(versions, "kept_allocators", kept)
-    versions.keep_allocators()  # nothing has made one
-    assert kept == []
-    pools = {"weights": as_kept("pool", "allocator"), "kv_cache": as_kept("pool", "another")}
-    instance = SimpleNamespace(allocator_and_pools=pools)
-    module = SimpleNamespace(CuMemAllocator=SimpleNamespace(instance=instance))
-    monkeypatch.setitem(sys.modules, "vllm.device_allocator.cumem", module)
-    versions.keep_allocators()
-    assert kept == ["allocator", "another"]
-
-
-@pytest.mark.parametrize(
-    ("module", "record"),
-    [
-        ("vllm.model_executor.model_loader.reload.layerwise", "LAYERWISE_INFO"),
-        ("vllm.model_executor.models.interfaces", "_language_model_by_module"),
-    ],
-)
-def test_vllms_records_of_modules_are_cleared(module, record):
-    record = getattr(pytest.importorskip(module), record)
-    layer = torch.nn.Linear(1, 1)
-    record[layer] = layer
-    versions.forget_layers()
-    assert len(record) == 0
-
-
-def test_a_compiled_model_is_let_go():
-    """By torch's own register of hooks; the host's hooks stay."""
-    from torch._dynamo import convert_frame
-    from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
-
-    model = TorchCompileWithNoGuardsWrapper.__new__(TorchCompileWithNoGuardsWrapper)
-    gone = weakref.ref(model)
-    own = convert_frame.register_bytecode_hook(lambda old, new: None)
-    try:
-        convert_frame.register_bytecode_hook(model.bytecode_hook)
-        del model
-        assert gone() is not None
-        versions.forget_compiled()
-        assert gone() is None
-        assert own.id in convert_frame._bytecode_hooks
-    finally:
-        own.remove()
 
 
 def test_requests_name_the_fields_that_every_version_has():

@@ -4,7 +4,7 @@ import pytest
 from attrs import evolve
 
 from rlcore_fsdp2.families.outcome import Outcome
-from rlcore_fsdp2.families.table import BEGIN, END, merged, summary, written
+from rlcore_fsdp2.families.table import BEGIN, END, IMAGE_BEGIN, IMAGE_END, images_written, merged, summary, written
 
 GOOD = Outcome(model_type="llama", class_name="LlamaForCausalLM", trainer="agrees", generator="agrees", way="its description")
 BAD = Outcome(model_type="odd", class_name="Odd", trainer="refused", trainer_reason="one | two", generator="refused")
@@ -38,6 +38,16 @@ def test_rows_of_some_families_are_merged_into_the_table():
 def test_a_page_without_marks_is_refused():
     with pytest.raises(ValueError, match="families"):
         written("a page", [GOOD])
+
+
+def test_models_of_images_have_a_table_of_their_own():
+    page = f"before\n{IMAGE_BEGIN}\nold\n{IMAGE_END}\nafter\n"
+    once = images_written(page, [GOOD, evolve(BAD, trainer_reason="its masks")])
+    assert "2 classes: 1 agrees, 1 refused." in once
+    assert "| odd | refused | its masks |" in once
+    assert images_written(once, [GOOD, evolve(BAD, trainer_reason="its masks")]) == once
+    with pytest.raises(ValueError, match="images"):
+        images_written("a page", [GOOD])
 
 
 def test_counts():

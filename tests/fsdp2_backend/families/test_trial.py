@@ -1,12 +1,19 @@
 """Families against transformers: some in each run of the tests, all of them in the long ones."""
 
 import pytest
+import torch
+from attrs import evolve
 
-from rlcore_fsdp2.families import checks
+from rlcore.spi import ModelSpec
 from rlcore_fsdp2.families.command import class_names
-from rlcore_fsdp2.families.reference import Reference
-from rlcore_fsdp2.families.tiny_model import make_tiny
-from rlcore_fsdp2.families.trial import try_family, try_model
+from rlcore_fsdp2.families.images import ImageReference
+from rlcore_fsdp2.families.trial import try_family, try_image_family, try_model
+from rlcore_torchkit.architectures.decoders import IMAGE_MODELS, has_states, is_vision
+from rlcore_torchkit.forward.image_forward import decode_images, image_processor, shown_images
+from rlcore_torchkit.huggingface.models import load_model
+from rlcore_torchkit.layers.attention import PackedSequences
+from rlcore_torchkit.testing.families.reference import Reference
+from rlcore_torchkit.testing.families.tiny_model import make_tiny
 
 NAMES = class_names()
 SOME = ["bloom", "deepseek_v32", "falcon_mamba", "gemma4_text", "hrm_text", "minimax", "qwen3_5_text", "bert", "camembert"]
@@ -24,6 +31,38 @@ def test_a_family_agrees_with_transformers_or_is_refused_with_a_reason(name, tmp
         assert (outcome.trainer, outcome.generator) == ("agrees", "agrees")
 
 
+@pytest.mark.wide(keep=["qwen3_5", "glm4v", "qwen3_vl_moe"])
+@pytest.mark.parametrize("name", sorted(IMAGE_MODELS))
+def test_a_model_of_images_agrees_with_transformers(name, tmp_path):
+    outcome = try_image_family(name, IMAGE_MODELS[name], tmp_path)
+    assert outcome.trainer == "agrees", outcome.line
+    check_chosen_features(ModelSpec(path=str(tmp_path / "model")))
+
+
+@torch.no_grad()
+def check_chosen_features(spec):
+    """A context rank chooses rows of the vision tower's output: all of them are what the class takes by itself."""
+    model, batch = load_model(spec, dtype=torch.float32, any_decoder=True), ImageReference(spec).batch(80)
+    assert any(is_vision(name) for name, _ in model.named_parameters())
+    tokens, packed = torch.from_numpy(batch.tokens), PackedSequences.from_offsets(batch.offsets, "cpu")
+    shown = shown_images(image_processor(spec), model, tokens, packed, batch.images)
+    every = evolve(shown, features=slice(0, int(shown.places.sum())))
+    if not has_states(model):
+        assert torch.equal(decode_images(model, tokens, packed, shown), decode_images(model, tokens, packed, every))
+
+
+def test_other_images_are_wrong(tmp_path, monkeypatch):
+    monkeypatch.setattr(ImageReference, "logits", lambda self, tokens, files: Reference.logits(self, tokens, ()))
+    assert try_image_family("qwen3_vl", IMAGE_MODELS["qwen3_vl"], tmp_path).trainer == "wrong"
+
+
+def test_other_classes_of_images_are_refused_with_the_reason(tmp_path):
+    for name, reason in (("gemma3", "see later ones"), ("mllama", "cross-attention"), ("llava", "image_grid_thw")):
+        outcome = try_image_family(name, "", tmp_path)
+        assert outcome.trainer == "refused"
+        assert reason in outcome.trainer_reason
+
+
 def test_other_numbers_are_wrong(tmp_path, monkeypatch):
     assert try_family("llama", NAMES["llama"], tmp_path).way == "its description"
     assert try_model(tmp_path / "model", tmp_path).agrees
@@ -38,7 +77,7 @@ def test_what_is_raised_is_a_crash_with_its_place(tmp_path, monkeypatch):
     def fails(*_: object) -> None:
         raise ZeroDivisionError("no batch")
 
-    monkeypatch.setattr(checks, "make_batch", fails)
+    monkeypatch.setattr(Reference, "batch", fails)
     outcome = try_family("llama", NAMES["llama"], tmp_path)
     assert outcome.trainer == "crashed"
     assert outcome.trainer_reason.startswith("ZeroDivisionError: no batch (test_trial.py:")

@@ -46,6 +46,17 @@ def untried_version(library: str, found: Version, *supported: SpecifierSet, hint
 
 REQUIRED = {library: supported_versions("rlcore-torchkit", library) for library in ("torch", "transformers")}
 """Distribution to the versions that serve."""
+FIRST_VERSIONS: dict[str, str] = {
+    family: version
+    for version, families in {
+        "5.20": "bailing_hybrid beam kolibri1",
+        "5.21": "flint",
+        "5.23": "dots3_note_text inkling2_text internlm3 iquestcoder lfm3",
+        "5.24": "apertus1p5_text dory exaone inkling2_loop_text lara_mini sarvam_mla sarvam_moe",
+    }.items()
+    for family in families.split()
+}
+"""The first transformers with a class, by model_type, where the oldest supported one lacks it."""
 TRAINER_CAPABILITIES = capabilities.ANY_CHANNEL | {
     capabilities.IN_PROCESS,
     capabilities.REFERENCE_POLICY,
@@ -108,8 +119,10 @@ def _build(distribution: str) -> str:
 
 
 def newer_transformers(config: Mapping[str, Any]) -> str:
-    """Return the remedy for a model whose class the installed transformers lacks: the version that wrote its config.json; ""
-    where that is no newer one."""
+    """Return the remedy for a model whose class the installed transformers lacks: the first version that has it, or the one
+    that wrote its config.json; "" where neither is known to be newer."""
+    if remedy := first_transformers(config):
+        return remedy
     written, here = str(config.get("transformers_version")), installed_version("transformers")
     with suppress(InvalidVersion):
         version = Version(written).base_version
@@ -118,6 +131,16 @@ def newer_transformers(config: Mapping[str, Any]) -> str:
             untried = "" if supported.contains(version) else f"; rlcore was tried with transformers{supported} alone"
             return f"transformers {written} wrote config.json and knows it: pip install 'transformers>={version}'{untried}"
     return ""
+
+
+def first_transformers(config: Mapping[str, Any]) -> str:
+    """Return the remedy that installs the first transformers with the class of a model; "" where the installed one is no older,
+    or none is known."""
+    first, here = FIRST_VERSIONS.get(str(config.get("model_type"))), installed_version("transformers")
+    if first is None or here is None or Version(first) <= here:
+        return ""
+    end = "".join(f",{limit}" for limit in REQUIRED["transformers"] if limit.operator == "<")
+    return f"transformers {first} is the first that knows it: pip install 'transformers>={first}{end}'"
 
 
 def installed_version(distribution: str) -> Version | None:

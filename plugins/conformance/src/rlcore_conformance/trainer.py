@@ -1,5 +1,6 @@
 """The trainer's half of the conformance kit."""
 
+from rlcore_conformance.trainers.trainer_images import TrainerImages
 from rlcore_conformance.trainers.trainer_lifecycle import TrainerLifecycle
 from rlcore_conformance.trainers.trainer_lora import TrainerLora
 from rlcore_conformance.trainers.trainer_numerics import TrainerNumerics
@@ -20,6 +21,7 @@ class TrainerConformance(
     TrainerLifecycle,
     TrainerRouting,
     TrainerSamplingMask,
+    TrainerImages,
     TrainerLora,
     TrainerValues,
     TrainerRanks,
@@ -37,5 +39,6 @@ class TrainerConformance(
     learning rate of 1e-3, which makes updates well visible), `tolerance` (in nats, by the dtype), `loss_path` (the probe loss
     in torch), `lora` (adapters of rank 3), `narrow_dtype` (one that it declares), `reference` (`transformers` on the CPU),
     `routed_model` (a tiny Qwen3-MoE) and `routed_reference`, `value_model` (a tiny Qwen3 with a head of values),
-    `value_reference`, `value_loss_path` and `wide_model` (a tiny Qwen3 with matrices of 4096 elements).
+    `value_reference`, `value_loss_path`, `image_model` (a tiny Qwen3-VL), `image_reference` and `wide_model` (a tiny Qwen3 with
+    matrices of 4096 elements).
     """

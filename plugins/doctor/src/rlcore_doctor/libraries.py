@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,7 +11,8 @@ from attrs import frozen
 
 from rlcore_doctor.child import end_all, run
 from rlcore_doctor.finding import Finding
-from rlcore_doctor.packages import Installed, Package
+from rlcore_doctor.packages import UNUSED_BY_TEXT, Installed, Package
+from rlcore_doctor.remedies import without
 
 MODULES = {
     "torch": "torch",
@@ -38,7 +39,6 @@ MODULES = {
 """Distributions, each with the module whose import shows that it works."""
 ALWAYS = ("torch", "transformers", "megatron-core", "transformer-engine", "ray")
 """Libraries that the page lists as not installed, too. vLLM is one of two distributions."""
-UNUSED_BY_TEXT = ("torchvision", "torchaudio", "torchcodec")
 
 
 @frozen(kw_only=True)
@@ -78,17 +78,26 @@ def _imported(module: str, seconds: float) -> dict[str, Any]:
         return {"error": f"the process {ended.ending}"}
 
 
-def import_findings(found: Iterable[Library], seconds: float | None) -> Iterator[Finding]:
-    """Yield the libraries that cannot be imported, or not in time."""
-    for library in found:
+def import_findings(
+    found: Iterable[Library], seconds: float | None, broken: Collection[str] = frozenset()
+) -> Iterator[Finding]:
+    """Yield the libraries that cannot be imported, or not in time.
+
+    Left out are errors that come from another library of these, or from a package whose import name is among the `broken`,
+    which has a finding of its own.
+    """
+    several = list(found)
+    failed = {MODULES[one.package.name].partition(".")[0] for one in several if "error" in one.result}
+    for library in several:
         package, result = library.package, library.result
         if result.get("late"):
             text = f"{package.label} was not imported after {seconds or 0:g} s"
             yield Finding(found=text, remedy=f"rlcore doctor --timeout {10 * (seconds or 0):g}")
         elif "error" in result:
-            remedy = package.reinstall
-            if package.name in UNUSED_BY_TEXT:
-                remedy = f"pip uninstall {package.name}, which text models do not need; or install the one of your torch"
+            own, causes = MODULES[package.name].partition(".")[0], set(result.get("raised_in", ()))
+            if own in broken or causes & {*broken, *failed} - {own}:
+                continue
+            remedy = without(package.name, "your torch") if package.name in UNUSED_BY_TEXT else package.reinstall
             yield Finding(found=f"{package.label} cannot be imported: {result['error']}", remedy=remedy)
 
 

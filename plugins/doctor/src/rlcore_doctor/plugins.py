@@ -107,6 +107,8 @@ def without_repeats(findings: list[Finding], found: Installed) -> list[Finding]:
         names, _, reason = finding.found.partition(": ")
         labels = [package.label for package in found.values() if _is_version_reason(reason, package.label)]
         same = [one for one in findings if one.remedy and any(f"found {label}" in one.found for label in labels)]
+        unfit = [package.label for package in found.values() if reason.startswith(f"{package.label} needs ")]
+        same += [one for one in findings if one.remedy and any(f"{label} " in one.found for label in unfit)]
         if finding.remedy or not same:
             kept.append(finding)
         for one in same:

@@ -5,7 +5,9 @@ import json
 import os
 import sys
 import time
+import traceback
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 MAX_CHARACTERS = 300
@@ -13,7 +15,8 @@ MAX_CHARACTERS = 300
 
 
 def probe(module: str) -> dict[str, Any]:
-    """Import a module and return its version, the seconds that took, and of torch its CUDA and devices; or the error."""
+    """Import a module and return its version, the seconds that took, and of torch its CUDA and devices; or the error,
+    and the packages that it went through."""
     begun = time.monotonic()
     try:
         loaded = importlib.import_module(module)
@@ -24,7 +27,14 @@ def probe(module: str) -> dict[str, Any]:
         for _ in range(8):  # an error may be its own cause
             cause = cause.__cause__ or cause
         texts = dict.fromkeys(f"{type(one).__name__}: {' '.join(str(one).split()):.{MAX_CHARACTERS}}" for one in (error, cause))
-        return {"error": "; caused by ".join(texts)}
+        return {"error": "; caused by ".join(texts), "raised_in": sorted({*_modules_of(error), *_modules_of(cause)})}
+
+
+def _modules_of(error: BaseException) -> Iterator[str]:
+    """Yield the packages that an error went through, and the one that an import did not find, by their import names."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        yield str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    yield str(getattr(error, "name", None) or "").partition(".")[0]
 
 
 def _torch_devices(torch: Any) -> dict[str, Any]:

@@ -52,6 +52,11 @@ def remove_and_reinstall(folders: list[Path], command: str) -> str:
     return f"{removal} && {command}" if command.startswith(("pip ", "conda ")) else ". ".join(filter(None, (removal, command)))
 
 
+def without(names: str, torch: str) -> str:
+    """Return the remedy for packages of images and sound, `names`, that this torch does not load."""
+    return f"pip uninstall {names}, which text models do not need; or install the release for {torch}"
+
+
 def _without_login(address: str) -> str:
     parts = urlsplit(address)
     login, _, host = parts.netloc.rpartition("@")

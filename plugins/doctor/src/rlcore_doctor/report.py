@@ -79,11 +79,10 @@ def _findings(
     found: Installed, plugins: Listing, own_libraries: list[Library], seconds: float, *, has_gpus: bool
 ) -> Iterator[Finding]:
     yield from environment_findings(Path(sys.prefix), found)
-    foreign = list(for_another_python_findings(found))
-    yield from foreign
-    yield from unmet_requirements(found)
-    mended = {one.remedy for one in foreign}
-    yield from (one for one in import_findings(own_libraries, seconds) if one.remedy not in mended)
+    unfit = [*for_another_python_findings(found), *unmet_requirements(found)]
+    yield from unfit
+    broken = frozenset[str]().union(*(one.breaks for one in unfit))
+    yield from import_findings(own_libraries, seconds, broken)
     yield from device_findings(own_libraries, has_gpus)
     yield from plugins.findings(found)
 

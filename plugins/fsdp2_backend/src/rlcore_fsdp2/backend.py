@@ -277,7 +277,7 @@ def _check_layout(context: spi.TrainerContext, config: Fsdp2Config) -> None:
     model = None if family is None else family.standard(content)
     own_layout_problems = layout_problems if context.needs_policy else reference_layout_problems
     problems = list(own_layout_problems(config, rank_info.world_size, rank_info.device, model))
-    problems += undescribed_problems(config, has_plan=not is_image_model(content)) if family is None else []
+    problems += undescribed_problems(config, content, has_plan=not is_image_model(content)) if family is None else []
     problems += invariant_model_problems(OPTION, content, context.model.path) if config.batch_invariant else []
     if problems:
         raise spi.ConfigError(problems)

@@ -66,9 +66,12 @@ def _undescribed_problems(context: CheckContext, config: Fsdp2Config) -> Iterato
     """Refuse options for a model that computes by its own class, the policy's or the frozen one of [reference]."""
     yield from _undescribed_model_problems(context, config)
     if context.reference is not None:
-        # Ranks that share the policy's layers or tokens each compute all of such a model.
-        alone = evolve(config, tensor_parallel=1, context_parallel=1, expert_parallel=1)
-        yield from _undescribed_model_problems(evolve(context, model=context.reference, replays_routing=False), alone)
+        reference = evolve(context, model=context.reference, replays_routing=False)
+        content = read_object(config_file(reference))
+        # Ranks that share the policy's layers or tokens each compute all of such a model, unless it reads images.
+        divides = not isinstance(content, Problem) and is_image_model(content)
+        alone = evolve(config, tensor_parallel=1, expert_parallel=1, context_parallel=config.context_parallel if divides else 1)
+        yield from _undescribed_model_problems(reference, alone)
 
 
 def _undescribed_model_problems(context: CheckContext, config: Fsdp2Config) -> Iterator[Problem]:
@@ -77,7 +80,7 @@ def _undescribed_model_problems(context: CheckContext, config: Fsdp2Config) -> I
     if isinstance(content, Problem) or described_family(content, str(file)) is not None:
         return
     has_plan = config.tensor_parallel == 1 or (not is_image_model(content) and has_layout_plan(content))
-    yield from undescribed_problems(config, f"model_type {content.get('model_type')}", has_plan=has_plan)
+    yield from undescribed_problems(config, content, f"model_type {content.get('model_type')}", has_plan=has_plan)
     yield from length_problems(content, str(file), context.max_sequence_length)
     if context.replays_routing:
         found = f"true, for model_type {content.get('model_type')}"

@@ -8,6 +8,7 @@ from attrs import evolve
 
 from rlcore.spi import Problem
 from rlcore_fsdp2.config import Fsdp2Config
+from rlcore_torchkit.architectures.decoders import is_image_model, state_kinds
 from rlcore_torchkit.architectures.dims import ModelDims
 
 SECTION = "trainer.fsdp2"
@@ -46,9 +47,14 @@ def reference_layout_problems(
     yield from layout_problems(config, world_size, device, model)
 
 
-def undescribed_problems(config: Fsdp2Config, class_name: str = "the model", *, has_plan: bool = True) -> Iterator[Problem]:
+def undescribed_problems(
+    config: Fsdp2Config, model: Mapping[str, Any], class_name: str = "the model", *, has_plan: bool = True
+) -> Iterator[Problem]:
     """Options that need what a family's description says, for a model that trains by its own class, and tensor parallelism
-    where transformers has no plan of its layers that can be followed."""
+    where transformers has no plan of its layers that can be followed. `model` is the content of config.json."""
+    if is_image_model(model):
+        yield from _image_context_problems(config.context_parallel, model)
+        config = evolve(config, context_parallel=1)
     if config.tensor_parallel > 1 and not has_plan:
         remedy = "transformers has no plan (base_model_tp_plan) of how its layers divide"
         yield option_problem("tensor_parallel", f"{config.tensor_parallel} for {class_name}", "1", remedy)
@@ -57,6 +63,18 @@ def undescribed_problems(config: Fsdp2Config, class_name: str = "the model", *, 
         if getattr(config, option) != default:
             remedy = f"No description of its family says {what}"
             yield option_problem(option, f"{getattr(config, option)} for {class_name}".lower(), f"{default}".lower(), remedy)
+
+
+def _image_context_problems(context: int, model: Mapping[str, Any]) -> Iterator[Problem]:
+    """Refuse context ranks that do not divide the heads of a language model that reads images."""
+    if context > 1 and (kinds := state_kinds(model)):
+        found, remedy = f"{context} for layers of {', '.join(sorted(kinds))}", "Their states pass from token to token"
+        yield option_problem("context_parallel", found, "1", remedy)
+    key = "num_attention_heads"
+    heads = (model.get("text_config") or model).get(key)
+    if type(heads) is int and heads % context:
+        found, remedy = f"context_parallel = {context} for {heads} attention heads ({key})", f"Choose one of {_divisors(heads)}"
+        yield option_problem("context_parallel", found, f"a divisor of {heads}", remedy)
 
 
 def _rank_problems(config: Fsdp2Config, world_size: int) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from torch import nn
 from rlcore.spi import ConfigError, Head, ModelSpec, Problem, TrainerContext
 from rlcore_fsdp2.adapters import Adapters
 from rlcore_fsdp2.config import Fsdp2Config
-from rlcore_fsdp2.context_parallel import patch_context, patch_context_values
+from rlcore_fsdp2.context_parallel import patch_context, patch_context_values, patch_image_context
 from rlcore_fsdp2.experts import divide_experts, expert_modules
 from rlcore_fsdp2.export import Exporter
 from rlcore_fsdp2.invariant_model import invariant_head, use_invariant_kernels
@@ -19,7 +19,7 @@ from rlcore_fsdp2.plan_parallel import parallelize_by_plan, plan_problems
 from rlcore_fsdp2.sharding import reshard, shard
 from rlcore_fsdp2.tensor_parallel import parallelize
 from rlcore_fsdp2.working_copy import WorkingCopy
-from rlcore_torchkit.architectures.decoders import is_described, layers_of
+from rlcore_torchkit.architectures.decoders import is_described, is_image_model, layers_of
 from rlcore_torchkit.forward.image_forward import freeze_vision, patch_any_decoder
 from rlcore_torchkit.forward.packing_probe import probe_packing
 from rlcore_torchkit.head.logprobs import Decode, HeadLogprobs, packed_forward, patch_head, shared_forward
@@ -151,7 +151,10 @@ def _divide(model: Any, spec: ModelSpec, meshes: Meshes | None, head: HeadLogpro
         size = 1 if meshes is None else meshes.layout.tensor
         if meshes is not None and size > 1 and not plan_problems(model, size):
             parallelize_by_plan(model, meshes.tensor)
-        patch_any_decoder(model, spec)
+        if meshes is not None and meshes.layout.context > 1 and is_image_model(model.config.to_dict()):
+            patch_image_context(model, spec, meshes.context_group)
+        else:
+            patch_any_decoder(model, spec)
         return
     if meshes is None:
         patch_value_head(model) if has_value_head(model) else patch_head(model, head, decode)

@@ -17,21 +17,23 @@ from rlcore import spi
 from rlcore_megatron.checkpoints import checkpoint
 from rlcore_megatron.checkpoints.initial import load_initial
 from rlcore_megatron.checks.multi_token_check import head_problems
+from rlcore_megatron.checks.optimizer_check import pattern_problems
 from rlcore_megatron.families.models import dims_of, find_family, load_config, standard_config
 from rlcore_megatron.families.weight_mapping import Names
 from rlcore_megatron.layouts import parallel
 from rlcore_megatron.layouts.layout import ParallelLayout
 from rlcore_megatron.layouts.layout_check import family_option_problems, layout_problems, reference_layout_problems
 from rlcore_megatron.modules import auxiliary_loss
-from rlcore_megatron.modules.model import PolicyModel, build, release_graphs, unwrapped
+from rlcore_megatron.modules.model import PolicyModel, build, freeze_vision, read_images, release_graphs, unwrapped
 from rlcore_megatron.modules.model_config import transformer_config
 from rlcore_megatron.modules.routing_replay import attach
 from rlcore_megatron.modules.token_dispatch import drop_float8_copies
-from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_megatron.setup.config import MegatronConfig, has_tensor_settings
 from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
 from rlcore_megatron.training.head_gradients import HeadGradients
 from rlcore_megatron.training.optimizer import Rates, distribute, make_optimizer
 from rlcore_megatron.training.residency import MegatronResidency
+from rlcore_megatron.training.tensor_optimizer import TensorOptimizer
 from rlcore_megatron.training.train import Passes, reduce_totals
 from rlcore_megatron.weights.adapters import as_begun
 from rlcore_megatron.weights.adapters import attach as attach_adapters
@@ -85,6 +87,9 @@ class MegatronBackend:
         context, config, layout = self._context, self._config, self._parallel
         transformer = transformer_config(self._hf, config, layout, context.model.dtype, self._device.type)
         policy = build(transformer, self._hf, layout, context.head, mtp=config.mtp)
+        read_images(policy, self._hf, context.model)
+        if config.freeze == "vision":
+            freeze_vision(policy)
         attach(policy)
         auxiliary_loss.watch(policy)
         load_initial(policy, self._hf, context.model, config, layout, context.head, mtp=config.mtp)
@@ -92,6 +97,7 @@ class MegatronBackend:
         self.models = distribute(policy, config, transformer, self._device.type)
         self.optimizer = make_optimizer(self.models, context, config)
         self._rates = Rates(optimizer=self.optimizer, context=context, config=config)
+        self._by_tensor = self._make_tensor_optimizer(adapters)
         self._gradients = HeadGradients.of(self.models, self.optimizer)
         self._passes = evolve(self._passes_of(self.models), mtp_loss_weight=config.mtp_loss_weight if config.mtp else None)
         needs_copy = context.needs_reference and (adapters is None or context.reference is not None)
@@ -105,10 +111,19 @@ class MegatronBackend:
             self._below = Exporter(policy, Names.of(self._hf), layout, self._groups, merges=False)
         self.residency = MegatronResidency(self._device, self.models, self._reference, self.optimizer)
 
+    def _make_tensor_optimizer(self, adapters: Names | None) -> TensorOptimizer | None:
+        """The optimizer's step, where tensors have settings of their own."""
+        spec = self._context.optimizer
+        if not has_tensor_settings(spec):
+            return None
+        names = [Names.of(self._hf, self._context.head)] if adapters is None else [adapters]
+        names += [Names.of_multi_token_head(self._hf)] if self._config.mtp else []
+        return TensorOptimizer(self.models, self.optimizer, names, self._parallel, spec)
+
     def _build_reference_alone(self) -> None:
         self.models, self._reference = [], self._make_reference()
         self.optimizer = self._rates = self._passes = self._exporter = self._adapters = self._below = self._begun = None
-        self._gradients = self._head_exporter = None
+        self._gradients = self._head_exporter = self._by_tensor = None
         self.residency = MegatronResidency(self._device, [], self._reference, None)
 
     def _make_reference(self) -> list[PolicyModel]:
@@ -119,6 +134,7 @@ class MegatronBackend:
         own = self._config if context.reference is None else evolve(self._config, pretrained_checkpoint=None)
         hf = self._hf if context.reference is None else load_config(spec)
         reference = build(transformer_config(hf, own, layout, spec.dtype, self._device.type), hf, layout)
+        read_images(reference, hf, spec)
         load_initial(reference, hf, spec, own, layout)
         for model in reference:
             model.requires_grad_(False)
@@ -191,7 +207,7 @@ class MegatronBackend:
         release_graphs(self.models)
         self._shard_sender.close()
         del self.models, self._passes, self._reference, self.optimizer, self._rates, self._exporter, self.residency
-        del self._groups, self._adapters, self._below, self._gradients, self._head_exporter
+        del self._groups, self._adapters, self._below, self._gradients, self._head_exporter, self._by_tensor
         gc.collect()  # hooks on parameters and the head refer to what holds them
         with cuda_or_cpu(self._device.type):
             parallel.leave()
@@ -279,6 +295,8 @@ class MegatronBackend:
         self._gradients.clip("policy", norm)
         if norm_of_head is not None:
             self._gradients.clip("head", norm_of_head)
+        if self._by_tensor is not None:
+            self._by_tensor.step(rate / self._context.optimizer.learning_rate)
         self.optimizer.step_with_ready_grads()
         return rate
 
@@ -324,7 +342,9 @@ def _layout(
         assert not isinstance(family, spi.Problem), "the model was loaded"
         trains = context.needs_policy and content is model
         problems += family_option_problems(family, config, rank_info.device, context.model.dtype, trains=trains)
-        problems += head_problems(family, config, content, context.model.path) if trains else ()
+        if trains:
+            problems += head_problems(family, config, content, context.model.path)
+            problems += pattern_problems(context, config, family, content)
     problems = list(dict.fromkeys(problems))
     if problems:
         raise spi.ConfigError(problems)
@@ -344,5 +364,6 @@ def _layout(
         dtype=context.model.dtype,
         reference=reference if holds_reference else None,
         lora=context.lora,
+        optimizer=context.optimizer,
         trains=context.needs_policy,
     )

@@ -18,7 +18,8 @@ PROVIDER = Provider(
     spi=(2, 0),
     priority=80,
     capabilities=TRAINER_CAPABILITIES
-    | {capabilities.SHARDS, capabilities.LORA, capabilities.ADAPTER_REFIT, capabilities.DELTA_REFIT},
+    | {capabilities.IMAGES, capabilities.SHARDS, capabilities.LORA, capabilities.ADAPTER_REFIT, capabilities.DELTA_REFIT}
+    | {capabilities.MUON, capabilities.MOMENTS_8BIT, capabilities.OPTIMIZER_GROUPS},
     config=MegatronConfig,
     # Without a GPU it runs where it is named; what fits a CPU trains faster without Megatron around it.
     devices={"cuda"},

@@ -87,7 +87,7 @@ MAPPED: dict[str, str] = {
     f"{ACTOR}.ppo_max_token_len_per_gpu": "training.max_tokens_per_microbatch",
     f"{ACTOR}.ppo_micro_batch_size_per_gpu": "training.max_tokens_per_microbatch = this x the longest sequence",
     f"{ACTOR}.ulysses_sequence_parallel_size": "trainer.fsdp2.context_parallel, above that of fsdp_config",
-    f"{ACTOR}.freeze_vision_tower": 'trainer.fsdp2.freeze = "vision"',
+    f"{ACTOR}.freeze_vision_tower": 'trainer.fsdp2.freeze or trainer.megatron.freeze = "vision"',
     **of_each(
         (ACTOR, f"{ACTOR}.megatron", f"{ACTOR}.veomni"),
         {"router_replay.mode": "rollout.replay_routing if it is R3"},

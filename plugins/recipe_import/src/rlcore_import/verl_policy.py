@@ -305,7 +305,7 @@ def _recompute(source: Source, values: dict[str, Any], prefix: str, *, recompute
         granularity if granularity in ("full", "selective") else "full" if recomputes else "none"
     )
     if source.flag(f"{ACTOR}.freeze_vision_tower"):
-        source.report(f"{ACTOR}.freeze_vision_tower", "trainer.fsdp2.freeze alone leaves a vision tower as it was")
+        values["trainer.megatron.freeze"] = "vision"
 
 
 def _fsdp(source: Source, values: dict[str, Any], engine: Engine, prefix: str) -> None:

@@ -103,6 +103,15 @@ class SglangBackend:
         if self._refit is not None:
             self._refit.close()
 
+    def held_digests(self) -> list[dict[str, int]]:
+        """The digest of each tensor that a process of the engine computes with; nothing may be generating."""
+        refit = self._refit or Refit("directory", self._shapes, self._config)
+        try:
+            return refit.held_digests(self._engine)
+        finally:
+            if refit is not self._refit:
+                refit.close()
+
     def _start(self) -> Engine:
         config = self._config
         engine = Engine(engine_arguments(self._context, config), self._context.log_directory, config.start_timeout_s)

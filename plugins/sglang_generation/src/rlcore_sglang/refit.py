@@ -56,6 +56,13 @@ class Refit:
         refuse("of SGLang's model filled by no tensor, or not finite", {name for each in answers for name in each["unfilled"]})
         return Acknowledged(digests=digests, num_bytes=sum(each["num_bytes"] for each in answers))
 
+    def held_digests(self, engine: Engine) -> list[dict[str, int]]:
+        """The digest of each tensor that a process of the engine computes with, process by process."""
+        self._call(engine, "begin_update")
+        answers = self._order(engine, "held")
+        self._call(engine, "end_update")
+        return [each["digests"] for each in answers]
+
     def close(self) -> None:
         """Let go of what weights travel through."""
         shutil.rmtree(self._directory, ignore_errors=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlcore_torchkit.refit.digest import tensor_digests
+from rlcore_torchkit.refit.held_digests import held_digests
 
 LOADER = f"{__name__}.load"
 """The name under which SGLang finds `load`."""
@@ -78,7 +79,13 @@ def _end(model: torch.nn.Module, order: Mapping[str, Any]) -> dict[str, Any]:
     return {"unfilled": unfilled, "num_bytes": sum(parameter.nbytes for parameter in parameters.values())}
 
 
-_STEPS = {"begin": _begin, "bucket": _load_bucket, "end": _end}
+def _held(model: torch.nn.Module, order: Mapping[str, Any]) -> dict[str, Any]:
+    """The digests of what this process computes with."""
+    del order
+    return {"digests": held_digests(model)}
+
+
+_STEPS = {"begin": _begin, "bucket": _load_bucket, "end": _end, "held": _held}
 
 
 def _write(answer: Path, content: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlcore.spi import ContractError, ModelError, Problem
 from rlcore_torchkit.architectures.decoders import has_states, head_scale, layer_windows, logit_cap
-from rlcore_torchkit.forward.decoder_forward import decoder_of, use_own_attention
+from rlcore_torchkit.forward.decoder_forward import decoder_of, use_own_attention, vocabulary_size
 from rlcore_torchkit.forward.packing_probe import BOUNDS
 from rlcore_torchkit.layers.packed_attention import PACKED_ATTENTION, Scores, attention_of, register_packed_attention
 from rlcore_transformers.attention import Attend, PromptAttention, SlotAttention
@@ -63,7 +63,7 @@ class ClassDecoder:
         self._has_states = has_states(model)
         self._states: tuple[str, Any] | None = None
         """The name under which the class takes a cache, and a cache of no sequence, which is not empty."""
-        self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
+        self.vocab_size = vocabulary_size(model)
         self.routing_shape = (0, 0)
 
     @property

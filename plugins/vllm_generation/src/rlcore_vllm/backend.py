@@ -164,6 +164,11 @@ class VllmBackend:
         self._followers.close()
         _in_parallel(replica.close for replica in self._replicas)
 
+    def held_digests(self) -> list[dict[str, int]]:
+        """The digest of each tensor that an engine's rank computes with, rank by rank; nothing may be generating."""
+        answers = _await(replica.call_workers("rlcore_held_digests", {}) for replica in self._replicas)
+        return [digests for ranks in answers for digests in ranks]
+
     def _limits(self, request: spi.GenerateRequest) -> Int64Array:
         """int64 [S]: tokens at which each sample is cut. ContractError for a request that the engines were not built for."""
         if request.routed_experts and not self._context.routed_experts:

@@ -4,13 +4,16 @@ Importing this file imports neither torch nor transformers.
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from rlcore.spi.errors import ModelError, Problem
 from rlcore_model_files.weight_headers import TEXT_KEYS
 from rlcore_torchkit.architectures.architecture import ARCHITECTURES, Architecture
+from rlcore_torchkit.architectures.image_faults import image_fault
+from rlcore_torchkit.architectures.registered_classes import registered_class
 from rlcore_torchkit.architectures.registry import find_architecture
-from rlcore_torchkit.requirements import newer_transformers
+from rlcore_torchkit.requirements import first_transformers, newer_transformers
 from rlcore_torchkit.transformers_import import import_transformers
 
 _ATTENTION_KINDS = {"full_attention", "sliding_attention"}
@@ -19,9 +22,18 @@ STATE_KINDS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 LAYER_KINDS = _ATTENTION_KINDS | STATE_KINDS | {"moe", "mlp", "sparse", "dense"}
 """Entries of config.json's `layer_types` that packed attention computes: transformers' words, and older ones that it reads."""
 IMAGE_MODELS = {
+    "cosmos3_omni": "Cosmos3OmniForConditionalGeneration",
+    "glm46v": "Glm46VForConditionalGeneration",
+    "glm4v": "Glm4vForConditionalGeneration",
+    "glm4v_moe": "Glm4vMoeForConditionalGeneration",
+    "glm_ocr": "GlmOcrForConditionalGeneration",
+    "glmga": "Glm46VForConditionalGeneration",
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",
+    "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
+    "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
 }
 """Models of text and images by their model_type: their language model gets images as embeddings in place of tokens."""
 _UNTRAINED = {"reformer": "layers whose backward pass runs in training mode alone, where they draw random hashes"}
@@ -61,9 +73,11 @@ def decoder_problems(config: Mapping[str, Any], path: str, *, trust_remote_code:
         return
     for key in TEXT_KEYS:
         if config.get(key):
+            fault = image_fault(str(config.get("model_type")))
+            found = f"a {key}, as models of images or sound have{fault and ': ' + fault}"
             expected = f"text alone, or one of {', '.join(IMAGE_MODELS)}"
             remedy = "Take its language model alone: python -m rlcore_torchkit.huggingface.language_model MODEL DIRECTORY"
-            yield Problem(path=path, found=f"a {key}, as models of images or sound have", expected=expected, remedy=remedy)
+            yield Problem(path=path, found=found, expected=expected, remedy=remedy)
 
 
 def has_unpacked_layers(config: Mapping[str, Any]) -> bool:
@@ -105,17 +119,35 @@ def _class_problems(config: Mapping[str, Any], path: str, trust_remote_code: boo
     classes = config.get("architectures") or ["none"]
     found = classes[0] if isinstance(classes, list) else classes
     known = IMAGE_MODELS.get(model_type) or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    known = known or registered_class(model_type)
     if known is None and config.get("auto_map"):
         if not trust_remote_code:
             given = f"model_type {model_type}, whose code comes with the model"
             remedy = "Read it, and then set model.trust_remote_code to true"
+            if first := first_transformers(config):
+                remedy = f"{first}; or read the code, and then set model.trust_remote_code to true"
             yield Problem(path=path, found=given, expected=f"{expected}, or code that the recipe trusts", remedy=remedy)
+        elif missing := sorted(set(_missing_code(config["auto_map"], Path(path)))):
+            named = f"no {', '.join(missing)}, which auto_map names"
+            yield Problem(
+                path=path, found=named, expected="the model's code beside it", remedy="Copy it from where the model is"
+            )
     elif known is None:
-        yield Problem(path=path, found=f"model_type {model_type}", expected=expected, remedy=newer_transformers(config))
+        remedy = newer_transformers(config) or "Correct it, or give the class as a file: docs/models.md, A model that is new"
+        yield Problem(path=path, found=f"model_type {model_type}", expected=expected, remedy=remedy)
     elif found != known:
         expected = f"{known}, the language model of model_type {model_type}"
         remedy = newer_transformers(config) or ARCHITECTURES
         yield Problem(path=path, found=f"architecture {found}", expected=expected, remedy=remedy)
+
+
+def _missing_code(auto_map: Any, file: Path) -> Iterator[str]:
+    """Yield the modules of a local model's own code that are not beside its config.json, `file`."""
+    named = auto_map.items() if isinstance(auto_map, Mapping) and file.is_file() else ()
+    for kind, place in named:
+        module = f"{str(place).partition('.')[0]}.py"
+        if kind in ("AutoConfig", "AutoModelForCausalLM") and "--" not in module and not (file.parent / module).is_file():
+            yield module
 
 
 def layers_of(model: Any) -> Any:
@@ -141,8 +173,8 @@ def has_states(model: Any) -> bool:
 
 
 def state_kinds(config: Mapping[str, Any]) -> set[str]:
-    """The kinds of such layers in the content of a config.json."""
-    return _layer_kinds(config) & STATE_KINDS
+    """The kinds of such layers in the content of a config.json, of a model of images in that of its language model."""
+    return _layer_kinds(config.get("text_config") or config if is_image_model(config) else config) & STATE_KINDS
 
 
 def _layer_kinds(config: Mapping[str, Any]) -> set[str]:

@@ -18,20 +18,22 @@ from rlcore_torchkit.head.logprobs import Decode, EntropyMode, HeadLogprobs, own
 from rlcore_torchkit.head.sampling_mask import KeptTokens
 from rlcore_torchkit.head.softmax_chunks import chunk_rows, masks_of, wide_dtype
 from rlcore_torchkit.layers.attention import PackedSequences
-from rlcore_torchkit.layers.packed_attention import PACKED_ATTENTION
+from rlcore_torchkit.layers.packed_attention import PACKED_ATTENTION, Attention
 
 
 def patch_decoder(model: Any, decode: Decode | None = None) -> None:
     """Make a transformers causal language model return `packed_logprobs` from its forward. `decode` takes the place of what
     computes hidden states: `own_forward`, unless the model was loaded with PACKED_ATTENTION."""
-    config, head, scale = model.config, model.get_output_embeddings(), head_scale(model.config)
-    cap = logit_cap(config)
-    compute: HeadLogprobs = own_head(model, cap)
-    if scale != 1.0:
-        compute = partial(_scaled, compute, scale)
+    patch_head(model, decoder_head(model), decode or _decode_of(model))
+
+
+def decoder_head(model: Any) -> HeadLogprobs:
+    """Return what computes log-probabilities with a model's own head: its scale, cap and bias."""
+    head, scale, cap = model.get_output_embeddings(), head_scale(model.config), logit_cap(model.config)
     if getattr(head, "bias", None) is not None:
-        compute = partial(_stored_logits, model, scale, cap)
-    patch_head(model, compute, decode or _decode_of(model))
+        return partial(_stored_logits, model, scale, cap)
+    compute = own_head(model, cap)
+    return compute if scale == 1.0 else partial(_scaled, compute, scale)
 
 
 def _decode_of(model: Any) -> Decode:
@@ -64,6 +66,13 @@ def decoder_of(model: Any) -> Any:
     return next(child for child in model.children() if any(module is embedding for module in child.modules()))
 
 
+def vocabulary_size(model: Any) -> int:
+    """Return how many tokens a transformers causal language model both reads and predicts: its embedding may be padded, its
+    head not."""
+    tables = model.get_input_embeddings(), model.get_output_embeddings()
+    return min(int(table.weight.shape[0]) for table in tables if table is not None)
+
+
 def general_forward(model: Any, tokens: Tensor, packed: PackedSequences) -> Tensor:
     """Hidden states [T, H] after the final norm; `tokens`, int32 or int64 [T], are one row whose sequences see themselves."""
     hidden = decode_rows(model, tokens[None], packed.position_ids, packed)
@@ -75,10 +84,10 @@ def padded_forward(model: Any, tokens: Tensor, packed: PackedSequences) -> Tenso
 
     What layers hand from token to token then begins anew with each row, and no token sees the padding behind it.
     """
-    return _by_rows(lambda rows: decode_rows(model, rows, *_bounds_of(rows)), tokens, packed)
+    return _by_rows(lambda rows: decode_rows(model, rows, *bounds_of_rows(rows)), tokens, packed)
 
 
-def _bounds_of(rows: Tensor) -> tuple[Tensor, PackedSequences]:
+def bounds_of_rows(rows: Tensor) -> tuple[Tensor, PackedSequences]:
     """Positions [N, L], and the bounds of N sequences of L tokens."""
     count, length = rows.shape
     offsets = np.arange(count + 1, dtype=np.int64) * length
@@ -102,7 +111,7 @@ def _own_logits(model: Any, tokens: Tensor, packed: PackedSequences) -> Tensor:
     if has_own_attention(model):
         return _by_rows(compute, tokens, packed)
     if has_states(model):
-        return _by_rows(lambda rows: compute(rows, *_bounds_of(rows)), tokens, packed)
+        return _by_rows(lambda rows: compute(rows, *bounds_of_rows(rows)), tokens, packed)
     return compute(tokens[None], packed.position_ids, packed).squeeze(0)
 
 
@@ -113,11 +122,9 @@ def _by_rows(compute: Callable[[Tensor], Tensor], tokens: Tensor, packed: Packed
     they gather weights together, and so have to call layers equally often.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-        lengths, within = np.diff(packed.offsets), np.arange(packed.max_length)
-        gather = packed.offsets[:-1, None] + np.minimum(within, lengths[:, None] - 1)
-        real = np.flatnonzero(within < lengths[:, None])
-        rows = tokens[torch.from_numpy(gather).to(tokens.device)]
-        return _checked(compute(rows), rows).flatten(0, 1).index_select(0, torch.from_numpy(real).to(tokens.device))
+        gather, real = padded_rows(packed)
+        rows = tokens[gather]
+        return _checked(compute(rows), rows).flatten(0, 1).index_select(0, real)
     if packed.plan is None:
         rows = tokens.view(packed.num_sequences, packed.max_length)
         return _checked(compute(rows), rows).flatten(0, 1)
@@ -125,7 +132,16 @@ def _by_rows(compute: Callable[[Tensor], Tensor], tokens: Tensor, packed: Packed
     return torch.cat([_checked(compute(rows), rows).flatten(0, 1) for rows in groups]).index_select(0, packed.plan.restore)
 
 
-def decode_rows(model: Any, rows: Tensor, positions: Tensor, packed: PackedSequences, **inputs: Any) -> Tensor:
+def padded_rows(packed: PackedSequences) -> tuple[Tensor, Tensor]:
+    """int64 [N, L]: the packed token at each place of a row for each sequence, its last token repeated as padding; and int64
+    [T]: the place of each packed token in the rows one after another. Both on the device."""
+    lengths, within = np.diff(packed.offsets), np.arange(packed.max_length)
+    gather = packed.offsets[:-1, None] + np.minimum(within, lengths[:, None] - 1)
+    real = np.flatnonzero(within < lengths[:, None])
+    return torch.from_numpy(gather).to(packed.device), torch.from_numpy(real).to(packed.device)
+
+
+def decode_rows(model: Any, rows: Tensor, positions: Tensor, packed: PackedSequences | Attention, **inputs: Any) -> Tensor:
     """Hidden states [rows, length, H] of rows of tokens after the final norm; `inputs` are what the model's class takes
     besides."""
     # Not the module's call, which vLLM replaces in classes of transformers that its engines in this process compute with.

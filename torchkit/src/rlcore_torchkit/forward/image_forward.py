@@ -10,15 +10,25 @@ from itertools import chain, pairwise
 from typing import Any
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from rlcore.spi.batch import Images, TokenBatch
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ContractError
 from rlcore_model_files.images import decode_image, load_image_processor
-from rlcore_torchkit.architectures.decoders import is_image_model, is_vision
-from rlcore_torchkit.forward.decoder_forward import decode_rows, general_forward, patch_decoder
+from rlcore_torchkit.architectures.decoders import has_states, is_image_model, is_vision
+from rlcore_torchkit.forward.context_parallel import ContextPart
+from rlcore_torchkit.forward.decoder_forward import (
+    bounds_of_rows,
+    decode_rows,
+    general_forward,
+    padded_forward,
+    padded_rows,
+    patch_decoder,
+)
 from rlcore_torchkit.layers.attention import PackedSequences
+from rlcore_torchkit.layers.packed_attention import Attention
 
 
 def patch_any_decoder(model: Any, spec: ModelSpec) -> None:
@@ -26,8 +36,12 @@ def patch_any_decoder(model: Any, spec: ModelSpec) -> None:
     if not is_image_model(model.config.to_dict()):
         patch_decoder(model)
         return
-    processor = load_image_processor(spec.path, spec.revision, trust_remote_code=spec.trust_remote_code)
-    patch_decoder(model, partial(image_forward, processor))
+    patch_decoder(model, partial(image_forward, image_processor(spec)))
+
+
+def image_processor(spec: ModelSpec) -> Any:
+    """Load transformers' image processor of a model."""
+    return load_image_processor(spec.path, spec.revision, trust_remote_code=spec.trust_remote_code)
 
 
 def check_images(batches: Sequence[TokenBatch], model: Any) -> None:
@@ -43,25 +57,86 @@ def freeze_vision(model: Any) -> None:
             parameter.requires_grad_(False)
 
 
+@frozen(kw_only=True, eq=False)
+class ShownImages:
+    """Images that tokens of packed sequences stand for."""
+
+    pixels: Tensor
+    """float32 [P, C]: the patches of all images, one image after another."""
+    grids: Tensor
+    """int64 [I, 3]: patches of each image in time, height and width."""
+    places: Tensor
+    """bool [T]: tokens that stand for images."""
+    positions: Tensor
+    """int64 [3, 1, T]: rotary positions in time, height and width."""
+    features: slice = slice(None)
+    """Rows of the vision tower's output that the tokens get, where they stand for parts of the images."""
+
+    def part(self, part: ContextPart, merged: int) -> "ShownImages":
+        """The images that a context rank's tokens stand for, whole where the rank has a part of their tokens; `merged` patches
+        become one token."""
+        places = part.split(self.places)
+        begin = int(self.places[: part.start].sum())
+        end = begin + int(places.sum())
+        sizes = self.grids.prod(1)
+        stops = sizes.cumsum(0) // merged
+        starts = stops - sizes // merged
+        held = (starts < end) & (stops > begin)
+        first = int(starts[held][0]) if begin < end else begin
+        return ShownImages(
+            pixels=self.pixels[held.repeat_interleave(sizes)],
+            grids=self.grids[held],
+            places=places,
+            positions=part.split(self.positions),
+            features=slice(begin - first, end - first),
+        )
+
+
 def image_forward(processor: Any, model: Any, tokens: Tensor, packed: PackedSequences, images: Images | None = None) -> Tensor:
     """Hidden states [T, H] after the final norm. `processor` is transformers' image processor of the model; `images` are the
     files that each sequence reads, a row of placeholders for each. ContractError where these rows have other lengths."""
+    shown = shown_images(processor, model, tokens, packed, images)
+    keeps_states = has_states(model)
+    if shown is None:
+        forward = padded_forward if keeps_states else general_forward
+        return forward(model, tokens, packed) + unused_vision(model)
+    return (_decode_padded if keeps_states else decode_images)(model, tokens, packed, shown)
+
+
+def shown_images(
+    processor: Any, model: Any, tokens: Tensor, packed: PackedSequences, images: Images | None
+) -> ShownImages | None:
+    """Return the images of packed sequences, on the host; None without one. Arguments and errors as of `image_forward`."""
     files = [] if images is None else list(chain.from_iterable(images))
     if not files:
-        return general_forward(model, tokens, packed) + _nothing(model)
+        return None
     assert images is not None
     pixels, grids = pixels_of(processor, files)
     places, positions = place_images(model, tokens.cpu(), packed, [len(own) for own in images], grids)
-    with _placed(model.base_model, places[None, :, None].to(tokens.device)):
-        hidden = decode_rows(
-            model,
-            tokens[None],
-            positions.to(tokens.device),
-            packed,
-            pixel_values=pixels.to(tokens.device),
-            image_grid_thw=grids.to(tokens.device),
-        )
-    return hidden.squeeze(0)
+    return ShownImages(pixels=pixels, grids=grids, places=places, positions=positions)
+
+
+def decode_images(model: Any, tokens: Tensor, packed: PackedSequences | Attention, shown: ShownImages) -> Tensor:
+    """Hidden states [T, H] after the final norm of one row of tokens, int32 or int64 [T], some of which stand for images."""
+    device = tokens.device
+    positions = shown.positions.to(device)
+    if not shown.places.any():
+        return decode_rows(model, tokens[None], positions, packed).squeeze(0) + unused_vision(model)
+    with _placed(model.base_model, shown.places[None, :, None].to(device), shown.features):
+        inputs = {"pixel_values": shown.pixels.to(device), "image_grid_thw": shown.grids.to(device)}
+        return decode_rows(model, tokens[None], positions, packed, **inputs).squeeze(0)
+
+
+def _decode_padded(model: Any, tokens: Tensor, packed: PackedSequences, shown: ShownImages) -> Tensor:
+    """Hidden states [T, H] as `decode_images`, by a padded row for each sequence, with which states begin anew."""
+    gather, real = padded_rows(packed)
+    rows, device = tokens[gather], tokens.device
+    places = torch.zeros(rows.numel(), dtype=torch.bool, device=device).index_copy(0, real, shown.places.to(device))
+    positions = shown.positions.to(device)[:, 0, gather]
+    with _placed(model.base_model, places.view(*rows.shape, 1), shown.features):
+        inputs = {"pixel_values": shown.pixels.to(device), "image_grid_thw": shown.grids.to(device)}
+        hidden = decode_rows(model, rows, positions, bounds_of_rows(rows)[1], **inputs)
+    return hidden.flatten(0, 1).index_select(0, real)
 
 
 def pixels_of(processor: Any, files: Sequence[bytes]) -> tuple[Tensor, Tensor]:
@@ -115,16 +190,31 @@ def _rows_of(found: Tensor) -> list[int]:
 
 
 @contextmanager
-def _placed(base: Any, places: Tensor) -> Iterator[None]:
-    """Have the model put images where they are: it would take any placeholder for one, also what a policy has said."""
+def _placed(base: Any, places: Tensor, features: slice) -> Iterator[None]:
+    """Have the model put images where they are: it would take any placeholder for one, also what a policy has said. Of the
+    vision tower's rows it takes `features`."""
+    compute = base.get_image_features
+
+    def chosen(*arguments: Any, **options: Any) -> Any:
+        output = compute(*arguments, **options)
+        output.pooler_output = (torch.cat(tuple(output.pooler_output))[features],)
+        if layers := getattr(output, "deepstack_features", None):  # before transformers 5.19 a tensor for each layer
+            output.deepstack_features = [
+                layer[features] if isinstance(layer, Tensor) else (torch.cat(layer)[features],) for layer in layers
+            ]
+        return output
+
     base.get_placeholder_mask = lambda *_, **__: (places, torch.zeros_like(places))
+    if features != slice(None):
+        base.get_image_features = chosen
     try:
         yield
     finally:
         del base.get_placeholder_mask
+        base.__dict__.pop("get_image_features", None)
 
 
-def _nothing(model: Any) -> Tensor | float:
+def unused_vision(model: Any) -> Tensor | float:
     """Return zero with a gradient for every trained parameter of the vision tower: all ranks then reduce the same gradients."""
     trained = [p for name, p in model.named_parameters() if is_vision(name) and p.requires_grad]
     if not (torch.is_grad_enabled() and trained):

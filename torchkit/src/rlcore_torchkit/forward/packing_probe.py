@@ -12,7 +12,13 @@ from torch import Tensor
 
 from rlcore.spi.errors import ModelError, Problem
 from rlcore_torchkit.architectures.decoders import is_image_model, layer_windows
-from rlcore_torchkit.forward.decoder_forward import has_own_attention, patch_decoder, use_own_attention, use_own_logits
+from rlcore_torchkit.forward.decoder_forward import (
+    has_own_attention,
+    patch_decoder,
+    use_own_attention,
+    use_own_logits,
+    vocabulary_size,
+)
 from rlcore_torchkit.head.logprobs import packed_logprobs
 from rlcore_torchkit.layers.attention import PackedSequences
 from rlcore_torchkit.layers.packed_attention import PACKED_ATTENTION, attention_of, count_windows
@@ -60,7 +66,7 @@ def _passes_by_itself(model: Any, device: torch.device, dtype: torch.dtype) -> b
 def _probe(model: Any, device: torch.device, dtype: torch.dtype) -> None:
     name = model.config.name_or_path
     random = torch.Generator().manual_seed(0)
-    vocabulary = model.get_input_embeddings().weight.shape[0]
+    vocabulary = vocabulary_size(model)
     tokens = torch.randint(vocabulary, (sum(LENGTHS),), generator=random).to(device)
     packed = PackedSequences.from_offsets(np.cumsum([0, *LENGTHS]), device)
     try:

@@ -19,6 +19,7 @@ from rlcore_model_files.directory import model_problems
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.decoders import decoder_problems, described_family, is_image_model
 from rlcore_torchkit.architectures.dims import ModelDims
+from rlcore_torchkit.architectures.registered_classes import register_classes
 from rlcore_torchkit.architectures.registry import NO_FAMILIES, Families, find_architecture
 from rlcore_torchkit.huggingface.quantization import quantization_problems
 from rlcore_torchkit.huggingface.safetensors_files import check_hub_files, not_finite, unknown_tensors
@@ -92,9 +93,10 @@ def load_config(spec: ModelSpec, head: Head = "tokens", *, any_decoder: bool = F
     from transformers import AutoConfig, PreTrainedConfig
 
     with model_errors(spec.path), quiet_transformers(), _code_in_turn() if spec.trust_remote_code else nullcontext():
+        stored, _ = PreTrainedConfig.get_config_dict(spec.path, revision=spec.revision)
         if not expanded(spec.path).is_dir():  # on the Hub, before the classes that it needs are looked for
-            stored, _ = PreTrainedConfig.get_config_dict(spec.path, revision=spec.revision)
             _raise_problems(_stored_problems(stored, spec, head, families, any_decoder=any_decoder))
+        register_classes(str(stored.get("model_type")))
         config = AutoConfig.from_pretrained(spec.path, revision=spec.revision, trust_remote_code=spec.trust_remote_code)
         if spec.trust_remote_code:
             _copy_code(spec, config)

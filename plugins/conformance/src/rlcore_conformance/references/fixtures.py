@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from attrs import evolve
@@ -12,7 +12,11 @@ from rlcore.registry.selection import select
 from rlcore.spi import DtypeName, ModelSpec, Provider, Role, capabilities
 from rlcore_conformance.references.reference import Reference, ReferenceValues, RoutedPolicy
 from rlcore_conformance.references.tensors import Values
+from rlcore_torchkit.testing.image_models import make_image_model
 from rlcore_torchkit.testing.models import make_model
+
+if TYPE_CHECKING:
+    from rlcore_conformance.references.huggingface_images import HuggingFaceImages
 
 Device = Literal["cpu", "cuda"]
 INITIALIZER_RANGE = 0.35
@@ -89,6 +93,22 @@ class BackendFixtures(ProviderFixtures):
         from rlcore_conformance.references.huggingface_values import load_values
 
         return partial(load_values, value_model)
+
+    @pytest.fixture
+    def image_model(self, provider: Provider, tmp_path_factory: pytest.TempPathFactory, dtype: DtypeName) -> ModelSpec:
+        """A model of text and images: a tiny Qwen3-VL with random weights."""
+        require(provider, capabilities.IMAGES)
+        directory = tmp_path_factory.getbasetemp() / "conformance-qwen3_vl"
+        if not directory.exists():
+            make_image_model(directory, "qwen3_vl", hidden_size=64)
+        return ModelSpec(path=str(directory), dtype=dtype)
+
+    @pytest.fixture
+    def image_reference(self, image_model: ModelSpec) -> "Callable[[Values], HuggingFaceImages]":
+        """The reference for what it reads, by weights: `transformers` in float32 on the CPU."""
+        from rlcore_conformance.references.huggingface_images import load_images
+
+        return partial(load_images, image_model)
 
     @pytest.fixture
     def tolerance(self, model: ModelSpec) -> float:

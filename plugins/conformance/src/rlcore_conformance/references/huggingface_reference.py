@@ -81,9 +81,7 @@ class HuggingFacePolicy:
         logprobs, entropies = [], []
         for index in range(batch.num_sequences):
             tokens = batch.tokens[batch.offsets[index] : batch.offsets[index + 1]]
-            routed = batch.token_columns.get(ROUTED_EXPERTS)
-            own = None if routed is None else routed[batch.offsets[index] : batch.offsets[index + 1]]
-            logits = self._forward(tokens, own)[:-1] / temperature
+            logits = self._sequence(batch, index)[:-1] / temperature
             if batch.sampling_mask is not None:
                 rows = batch.sampling_mask.slice(int(batch.offsets[index]) + 1, int(batch.offsets[index + 1]))
                 logits = logits.masked_fill(torch.from_numpy(left_out(rows, logits.shape[-1])), LEFT_OUT)
@@ -97,6 +95,11 @@ class HuggingFacePolicy:
         previous = loss.previous_of(columns, current.detach())
         given = {"none": None, "metric": entropy.detach(), "loss": entropy}[loss.entropy]
         return gradient_norm(self._model, batch, loss, logprobs=current, previous_logprobs=previous, entropy=given)
+
+    def _sequence(self, batch: TokenBatch, index: int) -> Any:
+        own = slice(batch.offsets[index], batch.offsets[index + 1])
+        routed = batch.token_columns.get(ROUTED_EXPERTS)
+        return self._forward(batch.tokens[own], None if routed is None else routed[own])
 
     def _forward(self, tokens: Int32Array, routed: Int16Array | None = None) -> Any:
         import torch

@@ -1,14 +1,11 @@
 """The command: tries families in children, keeps the outcomes in a file, prints and writes the table."""
 
 import argparse
-import multiprocessing
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic
 
@@ -16,7 +13,9 @@ from attrs import evolve
 
 from rlcore_fsdp2.families.outcome import Outcome
 from rlcore_fsdp2.families.results import add_outcome, code_version, known_outcomes
-from rlcore_fsdp2.families.table import merged, summary, written
+from rlcore_fsdp2.families.table import image_summary, images_written, merged, summary, written
+from rlcore_torchkit.architectures.decoders import IMAGE_MODELS
+from rlcore_torchkit.testing.families.children import ChildError, in_child
 
 _PRELOADED = [
     "rlcore_fsdp2.families.trial",
@@ -26,17 +25,17 @@ _PRELOADED = [
     "transformers.generation.utils",
     "pandas",  # which pyarrow imports where it is installed
 ]
-"""Modules that children begin with; what cannot be imported is left out."""
-_CLOSING_S = 10.0
-"""Seconds for a child to end once it has answered."""
+"""Modules that children begin with."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 0 where no family is wrong, crashes or is left out, or the one model agrees."""
-    parser = argparse.ArgumentParser(prog="python -m rlcore_fsdp2.families", description="Try families of causal models.")
+    parser = argparse.ArgumentParser(prog="python -m rlcore_fsdp2.families", description="Try families of models.")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="model_types to try; all by default")
+    parser.add_argument("--images", action="store_true", help="try the trainer with models of text and images instead")
     parser.add_argument("--model", type=Path, metavar="DIRECTORY", help="try the model in this directory alone")
     parser.add_argument("--trust-remote-code", action="store_true", help="run the code that comes with it")
+    parser.add_argument("--trainer", default="fsdp2", metavar="NAME", help="the trainer for --model (default fsdp2)")
     parser.add_argument("--results", type=Path, help="a file of outcomes: sound ones of the same code are not tried again")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="the page whose table, or rows of --only, are replaced")
     parser.add_argument("--jobs", type=int, default=2, help="families at the same time (default 2)")
@@ -46,36 +45,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from rlcore_fsdp2.families.trial import try_model
 
         with tempfile.TemporaryDirectory() as scratch:
-            outcome = try_model(options.model, Path(scratch), trust_remote_code=options.trust_remote_code)
+            choices = {"trust_remote_code": options.trust_remote_code, "trainer": options.trainer}
+            outcome = try_model(options.model, Path(scratch), **choices)
         print(outcome.line)
         return 0 if outcome.agrees else 1
-    known = class_names()
+    known = image_class_names() if options.images else class_names()
     names = options.only or sorted(known)
     if unknown := sorted(set(names) - known.keys()):
-        parser.error(f"transformers has no causal language model {', '.join(unknown)}")
+        kind = "model of images" if options.images else "causal language model"
+        parser.error(f"transformers has no {kind} {', '.join(unknown)}")
+    if options.images and options.only and options.write is not None:
+        parser.error("--images: found --only with --write; expected all classes in the table")
     outcomes = list(_tried(names, options))
-    print(summary(outcomes))
+    print((image_summary if options.images else summary)(outcomes))
     if options.write is not None:
         page = options.write.read_text(encoding="utf-8")
-        options.write.write_text((merged if options.only else written)(page, outcomes), encoding="utf-8")
+        write = images_written if options.images else merged if options.only else written
+        options.write.write_text(write(page, outcomes), encoding="utf-8")
+    if options.images:
+        return 0 if all(outcome.trainer in ("agrees", "refused") for outcome in outcomes) else 1
     return 0 if all(outcome.is_sound for outcome in outcomes) else 1
 
 
 def class_names() -> dict[str, str]:
-    """The class of each model_type that transformers has a causal language model of."""
+    """The class of each model_type that transformers has a causal language model of, and that is none of IMAGE_MODELS."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    return dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    return {name: kind for name, kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name not in IMAGE_MODELS}
+
+
+def image_class_names() -> dict[str, str]:
+    """The class of each model_type that transformers has a model of text and images of."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    return dict(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
 
 
 def _tried(names: Sequence[str], options: argparse.Namespace) -> Iterator[Outcome]:
     """Yield the outcomes in the order of their names, those that the file of results has without a trial."""
-    file: Path | None = options.results
+    file: Path | None = None if options.images else options.results
     code = code_version()
     known = {} if file is None else known_outcomes(file, code)
     missing = [name for name in names if name not in known]
     with ThreadPoolExecutor(max(1, options.jobs)) as pool:
-        for outcome in pool.map(partial(_in_child, time_limit=options.time_limit), missing):
+        for outcome in pool.map(partial(_in_child, time_limit=options.time_limit, reads_images=options.images), missing):
             known[outcome.model_type] = outcome
             print(outcome.line, file=sys.stderr, flush=True)
             if file is not None:
@@ -83,36 +96,18 @@ def _tried(names: Sequence[str], options: argparse.Namespace) -> Iterator[Outcom
     yield from (known[name] for name in names)
 
 
-def _in_child(name: str, time_limit: float) -> Outcome:
+def _in_child(name: str, time_limit: float, *, reads_images: bool = False) -> Outcome:
     """Try a family in a process of its own, which a limit of time ends."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
-    receiver, sender = context.Pipe(duplex=False)
-    begun, class_name = monotonic(), class_names()[name]
-    child = context.Process(target=_try, args=(name, class_name, sender))
-    child.start()
-    sender.close()
-    late = Outcome(model_type=name, class_name=class_name, trainer="crashed", trainer_reason=f"over {time_limit:.0f} s")
+    begun, class_name = monotonic(), (image_class_names() if reads_images else class_names())[name]
     try:
-        outcome = receiver.recv() if receiver.poll(time_limit) else late
-    except EOFError:
-        child.join()
-        outcome = evolve(late, trainer_reason=f"its process ended with {child.exitcode}")
-    child.join(_CLOSING_S if outcome != late else 0.0)
-    child.kill()
-    child.join()
+        outcome: Outcome = in_child(_try, (name, class_name, reads_images), time_limit, preloaded=_PRELOADED)
+    except ChildError as error:
+        outcome = Outcome(model_type=name, class_name=class_name, trainer="crashed", trainer_reason=str(error))
     return evolve(outcome, seconds=round(monotonic() - begun, 1))
 
 
-def _try(name: str, class_name: str, sender: Connection) -> None:
-    """Send the outcome; what the family's classes print is nobody's."""
-    import torch
+def _try(name: str, class_name: str, reads_images: bool) -> Outcome:
+    from rlcore_fsdp2.families.trial import try_family, try_image_family
 
-    from rlcore_fsdp2.families.trial import try_family
-
-    torch.set_num_threads(1)
-    silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, 1)
-    os.dup2(silence, 2)
     with tempfile.TemporaryDirectory() as directory:
-        sender.send(try_family(name, class_name, Path(directory)))
+        return (try_image_family if reads_images else try_family)(name, class_name, Path(directory))

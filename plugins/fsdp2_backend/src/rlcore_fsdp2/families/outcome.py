@@ -4,7 +4,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from rlcore_fsdp2.families.corrections import UNTRIED
+from rlcore_torchkit.testing.families.corrections import UNTRIED
 
 Verdict = Literal["agrees", "refused", "wrong", "crashed", "not tried"]
 

@@ -1,20 +1,13 @@
-"""Plain transformers and torch: one sequence at a time, the class's own eager attention, no cache.
-
-Shapes: T tokens of all sequences.
-"""
+"""A step of plain transformers and torch."""
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from rlcore.spi import LossInputs, LossOutput, LossSpec, ModelSpec, OptimizerSpec, TokenBatch
-
-OPTIMIZER = OptimizerSpec(learning_rate=0.1, eps=1.0, max_grad_norm=0.0)
-"""AdamW's epsilon: so large that the first step is nearly the gradient, and the weights after it show each gradient."""
-LENGTHS = (3, 9, 14, 2, 11)
+from rlcore.spi import LossInputs, LossOutput, LossSpec, TokenBatch
+from rlcore_torchkit.testing.families.backends import OPTIMIZER
+from rlcore_torchkit.testing.families.reference import Reference
 
 
 def weighted_loss(inputs: LossInputs, config: None) -> LossOutput:
@@ -27,47 +20,15 @@ def weighted_loss(inputs: LossInputs, config: None) -> LossOutput:
 LOSS = LossSpec(path=f"{__name__}:weighted_loss", config=None, token_columns=("weights",))
 
 
-def make_batch(highest: int) -> TokenBatch:
-    """Random sequences of LENGTHS, of tokens from 2 to below `highest`, which leaves out special ones."""
-    rng = np.random.default_rng(0)
-    offsets = np.cumsum([0, *LENGTHS]).astype(np.int64)
-    num_tokens = int(offsets[-1])
-    loss_mask = np.ones(num_tokens, np.bool_)
-    loss_mask[offsets[:-1]] = False
-    return TokenBatch(
-        tokens=rng.integers(2, highest, num_tokens).astype(np.int32),
-        offsets=offsets,
-        loss_mask=loss_mask,
-        token_columns={"weights": rng.normal(size=num_tokens).astype(np.float32)},
-    )
-
-
-class Reference:
-    """A model as transformers computes and torch trains it."""
-
-    def __init__(self, model: ModelSpec) -> None:
-        from transformers import AutoModelForCausalLM
-
-        options = {"dtype": torch.float32, "attn_implementation": "eager", "trust_remote_code": model.trust_remote_code}
-        self._model: Any = AutoModelForCausalLM.from_pretrained(model.path, use_safetensors=True, **options).eval()
-        self.model_type: str = self._model.config.model_type
-        self.vocab_size: int = self._model.get_input_embeddings().weight.shape[0]
-
-    def logprobs(self, batch: TokenBatch) -> Tensor:
-        """float32 [T], 0.0 at the first token of each sequence."""
-        found = []
-        for tokens in np.split(batch.tokens, batch.offsets[1:-1]):
-            row = torch.from_numpy(tokens).long()
-            logits = self._model(input_ids=row[None], use_cache=False).logits[0, :-1].float()
-            found += [torch.zeros(1), logits.log_softmax(-1).gather(1, row[1:, None])[:, 0]]
-        return torch.cat(found)
+class TrainedReference(Reference):
+    """A model as torch trains it."""
 
     def step(self, batch: TokenBatch) -> tuple[float, float]:
         """One step; returns the loss and the gradient's norm."""
         weights = torch.from_numpy(batch.token_columns["weights"] * batch.loss_mask)
         loss = -(weights * self.logprobs(batch)).sum() / batch.counts().num_loss_tokens
         loss.backward()
-        parameters = [parameter for parameter in self._model.parameters() if parameter.grad is not None]
+        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
         torch.optim.AdamW(parameters, lr=OPTIMIZER.learning_rate, eps=OPTIMIZER.eps, weight_decay=0.0, foreach=False).step()
         return loss.item(), norm.item()
@@ -76,5 +37,5 @@ class Reference:
         """The tensors that save_pretrained writes now."""
         from safetensors.torch import load_file
 
-        self._model.save_pretrained(directory)
+        self.model.save_pretrained(directory)
         return {name: tensor for file in directory.glob("*.safetensors") for name, tensor in load_file(file).items()}

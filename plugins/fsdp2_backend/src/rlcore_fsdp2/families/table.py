@@ -9,7 +9,9 @@ from importlib.metadata import version
 from rlcore_fsdp2.families.outcome import Outcome
 
 BEGIN, END = "<!-- families: python -m rlcore_fsdp2.families --write docs/models.md -->", "<!-- end of families -->"
-_MAX_REASON = 120
+IMAGE_BEGIN = "<!-- models of images: python -m rlcore_fsdp2.families --images --write docs/models.md -->"
+IMAGE_END = "<!-- end of models of images -->"
+_MAX_REASON = 200
 _ROW = re.compile(r"^\| ([\w-]+) \| ([\w ]+) \| .* \| ([\w ]+) \| .*\|$")
 """A row of a family: its model_type and the verdicts on trainer and generator."""
 _HEAD = re.compile(r"transformers (\S+), (\S+)\. ")
@@ -36,6 +38,23 @@ def merged(page: str, outcomes: Sequence[Outcome]) -> str:
     rows = {match[1]: line for line in table.splitlines() if (match := _ROW.match(line)) and match[1] != "model_type"}
     rows |= {outcome.model_type: _row(outcome) for outcome in outcomes}
     return _replaced(page, (rows[name] for name in sorted(rows)), head[2])
+
+
+def images_written(page: str, outcomes: Sequence[Outcome]) -> str:
+    """Return the page with the table of models of images between its marks. ValueError where it has no marks."""
+    if IMAGE_BEGIN not in page or IMAGE_END not in page:
+        raise ValueError(f"found no {IMAGE_BEGIN} with {IMAGE_END} after it in the page; expected both")
+    head = [f"transformers {version('transformers')}, {datetime.now(tz=UTC):%Y-%m-%d}. {image_summary(outcomes)}.", ""]
+    head += ["| model_type | `fsdp2` | reason |", "|---|---|---|"]
+    lines = [f"| {one.model_type} | {one.trainer} | {one.trainer_reason} |" for one in outcomes]
+    table = "\n".join((IMAGE_BEGIN, *head, *lines, IMAGE_END))
+    return re.sub(f"{re.escape(IMAGE_BEGIN)}.*?{re.escape(IMAGE_END)}", lambda _: table, page, flags=re.DOTALL)
+
+
+def image_summary(outcomes: Sequence[Outcome]) -> str:
+    """Return how many models of images were tried, and how many have each verdict, in a line."""
+    counts = Counter(outcome.trainer for outcome in outcomes).most_common()
+    return f"{len(outcomes)} classes: {', '.join(f'{count} {verdict}' for verdict, count in counts)}"
 
 
 def _counts(verdicts: Sequence[tuple[str, str]]) -> str:

@@ -1,8 +1,8 @@
 """Checkpoints in Megatron's distributed format, which any layout can load: weights, optimizer and step counts.
 
 `state/` is a checkpoint of megatron.core.dist_checkpointing (torch_dist). Under Megatron's name of a parameter it has the
-float32 weights, under `optimizer.state.exp_avg.NAME` and `optimizer.state.exp_avg_sq.NAME` Adam's moments. `trainer.json` says
-the rest.
+float32 weights, under `optimizer.state.exp_avg.NAME` and `optimizer.state.exp_avg_sq.NAME` Adam's moments, or what
+`[optimizer]` keeps in their place, by the names of `shard_states`. `trainer.json` says the rest.
 """
 
 import json
@@ -22,12 +22,15 @@ from rlcore_megatron.checkpoints.checkpoint_check import check_shapes, read_meta
 from rlcore_megatron.checkpoints.distributed_format import read, write
 from rlcore_megatron.training import optimizer_state
 from rlcore_megatron.training.optimizer_shards import Shard, parts_of, shards_of
-from rlcore_megatron.training.optimizer_state import MASTER, MOMENTS
+from rlcore_megatron.training.optimizer_state import MASTER, names_of
+from rlcore_megatron.training.shard_states import SCALES
 from rlcore_torchkit.distributed.agreement import first_rank, together
 from rlcore_torchkit.huggingface.hf_directory import model_storage_errors
 
 FORMAT = 1
 INDEX, STATE = "trainer.json", "state"
+STATE_PREFIX = "optimizer.state."
+"""Beginning of the names of all tensors of the optimizer's state."""
 
 
 @frozen(kw_only=True)
@@ -51,7 +54,7 @@ def save(
     index = Index(weight_version=weight_version, optimizer_steps=steps, world_size=rank_info.world_size)
     mine = (INDEX,) if rank_info.rank == 0 else ()
     together(lambda: _write_index(directory, index, mine))
-    files = write(directory / STATE, _tensors(_held(shards, steps)))
+    files = write(directory / STATE, [*_tensors(_held(shards, steps)), *_scales(shards, steps, is_read=False)])
     return (*mine, *(f"{STATE}/{name}" for name in files))
 
 
@@ -64,14 +67,12 @@ def load(directory: Path, models: Sequence[Any], optimizer: MegatronOptimizer) -
     shards = shards_of(models, optimizer)
     index, metadata = first_rank(lambda: (_read_index(directory), read_metadata(directory / STATE)))
     together(lambda: require_seen(directory / STATE))
-    check_shapes(
-        directory / STATE, metadata, _all_shapes(shards), [_prefix(moment) for moment in MOMENTS if index.optimizer_steps]
-    )
+    check_shapes(directory / STATE, metadata, *_all_shapes(shards, index.optimizer_steps), STATE_PREFIX)
     for model in models:
         model.start_param_sync(force_sync=True)  # waits for what is under way
     optimizer_state.make_state(optimizer, index.optimizer_steps)
     held = _held(shards, index.optimizer_steps)
-    read(directory / STATE, _tensors(held), metadata)
+    read(directory / STATE, [*_tensors(held), *_scales(shards, index.optimizer_steps, is_read=True)], metadata)
     with torch.no_grad():
         for filled in held:
             optimizer_state.write(*filled)
@@ -100,9 +101,23 @@ def _read_index(directory: Path) -> Index:
 
 
 def _held(shards: Sequence[Shard], num_steps: int) -> list[tuple[Shard, str, Tensor]]:
-    """Return this rank's part of a checkpoint, in float32; without moments where no step was done."""
-    names = (MASTER, *MOMENTS) if num_steps else (MASTER,)
-    return [(shard, name, optimizer_state.read(shard, name)) for shard in shards for name in names]
+    """Return this rank's part of a checkpoint but for scales, in float32 or as codes; without state where no step was done."""
+    return [
+        (shard, name, optimizer_state.read(shard, name))
+        for shard in shards
+        for name in (MASTER, *(names_of(shard) if num_steps else ()))
+    ]
+
+
+def _scales(shards: Sequence[Shard], num_steps: int, *, is_read: bool) -> list[ShardedTensor]:
+    """Return views of the scales of moments in 8 bits."""
+    return [
+        tensor
+        for shard in (shards if num_steps else ())
+        for name in SCALES
+        if name in shard.state
+        for tensor in shard.divided_scales(_prefix(name), shard.state[name], is_read=is_read)
+    ]
 
 
 def _tensors(held: Sequence[tuple[Shard, str, Tensor]]) -> list[ShardedTensor]:
@@ -110,13 +125,20 @@ def _tensors(held: Sequence[tuple[Shard, str, Tensor]]) -> list[ShardedTensor]:
     return [view for shard, name, run in held for view in shard.divided("" if name == MASTER else _prefix(name), run)]
 
 
-def _prefix(moment: str) -> str:
-    return f"optimizer.state.{moment}."
+def _prefix(name: str) -> str:
+    return f"{STATE_PREFIX}{name}."
 
 
-def _all_shapes(shards: Sequence[Shard]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the whole model's tensors, by Megatron's names."""
+def _all_shapes(shards: Sequence[Shard], num_steps: int) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+    """Return the shapes of the whole model's tensors, by Megatron's names, and of the optimizer's state of them."""
     mine = {piece.name: piece.global_shape for shard in shards for piece in shard.pieces}
-    everyone: list[dict[str, tuple[int, ...]]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    return {name: shape for shapes in everyone for name, shape in shapes.items()}
+    state = {
+        f"{_prefix(name)}{piece.name}": piece.global_shape
+        for shard in (shards if num_steps else ())
+        for name in names_of(shard)
+        for piece in shard.pieces
+    }
+    everyone: list[tuple[dict[str, tuple[int, ...]], ...]] = [()] * dist.get_world_size()
+    dist.all_gather_object(everyone, (mine, state))
+    weights, states = ({name: shape for found in each for name, shape in found.items()} for each in zip(*everyone, strict=True))
+    return weights, states

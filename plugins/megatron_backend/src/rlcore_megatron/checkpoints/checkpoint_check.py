@@ -1,15 +1,17 @@
 """Reads the description of a distributed checkpoint without running its pickles, and compares it with the model."""
 
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from rlcore.spi import CheckpointError
 from rlcore_torchkit.trainer.trainer_hooks import check_same_shapes
+
+Shape: TypeAlias = tuple[int, ...]
 
 _RECORDS = {
     "torch.distributed.checkpoint.metadata": {
@@ -76,17 +78,24 @@ def _check_files(state: Path, metadata: Metadata) -> None:
             raise CheckpointError(f"{state / name}: found {found}; expected at least {end}. Resume from another checkpoint")
 
 
-def check_shapes(state: Path, metadata: Metadata, wanted: Mapping[str, tuple[int, ...]], prefixes: Iterable[str]) -> None:
-    """CheckpointError unless the checkpoint has exactly the names and shapes `wanted`, alone and after each of `prefixes`."""
+def check_shapes(
+    state: Path, metadata: Metadata, weights: Mapping[str, Shape], states: Mapping[str, Shape], prefix: str
+) -> None:
+    """CheckpointError unless the checkpoint has exactly the names and shapes of `weights`, and those of the optimizer's
+    `states`, whose names alone begin with `prefix`."""
     stored = {
         name: tuple(entry.size)
         for name, entry in metadata.state_dict_metadata.items()
         if isinstance(entry, TensorStorageMetadata)
     }
-    prefixes = tuple(prefixes)
-    theirs = {name: shape for name, shape in stored.items() if not name.startswith(prefixes)}
-    check_same_shapes(state, theirs, wanted)
-    for name, shape in ((f"{prefix}{name}", shape) for prefix in prefixes for name, shape in wanted.items()):
+    check_same_shapes(state, {name: shape for name, shape in stored.items() if not name.startswith(prefix)}, weights)
+    kinds = sorted({name.removeprefix(prefix).partition(".")[0] for name in stored if name.startswith(prefix)})
+    for name, shape in states.items():
+        if name not in stored and kinds:
+            raise CheckpointError(
+                f"{state}: found state of the kinds {', '.join(kinds)} and no {name}; expected the optimizer of the recipe. "
+                "Set optimizer.name, moments and groups as in the run that saved it, or resume from another checkpoint"
+            )
         if stored.get(name) != shape:
             found = list(stored[name]) if name in stored else "nothing"
             raise CheckpointError(f"{state}: found {found} for {name}; expected {list(shape)}. Resume from another checkpoint")

@@ -8,11 +8,13 @@ from typing import Any
 from attrs import evolve
 
 from rlcore.gpu import device_memories
+from rlcore.model_files import read_object
 from rlcore.schema.file_limits import expanded
-from rlcore.spi import CheckContext, ConfigError, Note, Problem
+from rlcore.spi import CheckContext, ConfigError, Note, OptimizerSpec, Problem
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.checkpoints.cache_directory import cache_directory, directory_problems
 from rlcore_megatron.checks.multi_token_check import head_option_problems, head_problems
+from rlcore_megatron.checks.optimizer_check import optimizer_problems
 from rlcore_megatron.checks.passthrough_check import passthrough_problems
 from rlcore_megatron.checks.scheduler_check import course_notes, course_problems
 from rlcore_megatron.families.models import (
@@ -46,7 +48,7 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem | N
     """All problems at once, but for those of one layer that would only repeat another's; notes where there is none."""
     model = model_config(context)
     dims = None if model is None else ModelDims.of(model)
-    unfit = list(trained_model_problems(context))
+    unfit = list(_mask_problems(context)) or list(trained_model_problems(context))
     lora = list(_lora_problems(context, config))
     own_layout_problems = layout_problems if context.needs_policy else reference_layout_problems
     if (context.lora is not None or config.mtp) and not config.transformer_engine:
@@ -61,6 +63,7 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem | N
         *_engine_problems(context, config),
         *_replay_problems(context, config, model),
         *passthrough_problems(config, context.device, context.model.dtype, dims),
+        *optimizer_problems(context, config, model),
         *_checkpoint_problems(config),
         *_cache_problems(context, config, model),
         *_value_problems(context, config),
@@ -79,6 +82,19 @@ def _notes(context: CheckContext, config: MegatronConfig, dims: ModelDims | None
     if config.fp8 and dims is not None:
         yield from float8_notes(f"{SECTION}.fp8", dims)
     yield from course_notes(context, config)
+
+
+def _mask_problems(context: CheckContext) -> Iterator[Problem]:
+    """Refuse a model whose images no attention over packed sequences computes."""
+    content = read_object(config_file(context))
+    if isinstance(content, Problem) or content.get("model_type") != "gemma3":
+        return
+    yield Problem(
+        path=str(config_file(context)),
+        found="model_type gemma3, in which the tokens of an image see each other in both directions",
+        expected="causal attention: no attention that Megatron-Core has for packed sequences takes another mask",
+        remedy="Take its language model alone: python -m rlcore_torchkit.huggingface.language_model MODEL DIRECTORY",
+    )
 
 
 def _family_problems(context: CheckContext, config: MegatronConfig, model: Mapping[str, Any]) -> Iterator[Problem]:
@@ -250,6 +266,7 @@ def _auto_problems(context: CheckContext, config: MegatronConfig, model: Mapping
         memory_bytes=min(memories) if memories else None,
         dtype=context.model.dtype,
         lora=context.lora,
+        optimizer=context.optimizer or OptimizerSpec(),
         trains=context.needs_policy,
     )
     try:

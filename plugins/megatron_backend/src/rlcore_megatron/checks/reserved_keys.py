@@ -7,7 +7,10 @@ _MODEL = "Leave it out: it follows from the model at model.path"
 _WEIGHTS = "Leave it out: the weights are read from model.path"
 _DTYPE = "Set model.dtype"
 _LEAVE = "Leave it out: {}"
-_ADAM = "Leave it out: [optimizer] is AdamW, the same under every trainer"
+_METHOD = "Set [optimizer], which means the same under every trainer"
+_MUON = (
+    "Set [optimizer.muon], which means the same under every trainer: Megatron's own Muon takes fused parameters for matrices"
+)
 _STAGES = f"Set {SECTION}.pipeline_layers instead, a number for each stage"
 _SHARDED = "Leave it out: it needs use_megatron_fsdp; the trainer fsdp2 divides weights over data-parallel ranks"
 _NO_GRAPHS = "Leave it out: a CUDA graph has one shape, and packed microbatches have many"
@@ -74,10 +77,11 @@ NEWER_KEYS: dict[str, dict[str, str]] = {
         "fp8_output_proj": _LOSSES,
     },
     "optimizer": {
+        **_owned(_MUON, "muon_nesterov muon_coefficient_type muon_scalar_optimizer"),
         **_owned(
-            _ADAM,
-            "muon_nesterov muon_coefficient_type muon_scalar_optimizer adaptive_muon_moment2_method adaptive_muon_eps "
-            "adaptive_muon_beta2 lion_beta1 lion_beta2 soap_precondition_frequency soap_shampoo_beta soap_use_kl_shampoo",
+            _METHOD,
+            "adaptive_muon_moment2_method adaptive_muon_eps adaptive_muon_beta2 lion_beta1 lion_beta2 "
+            "soap_precondition_frequency soap_shampoo_beta soap_use_kl_shampoo",
         ),
         "use_layer_wise_distributed_optimizer": _LEAVE.format("the optimizer is Megatron's distributed one"),
         "optimizer_cuda_graph": _UNTRIED,
@@ -197,10 +201,12 @@ RESERVED_KEYS: dict[str, dict[str, str]] = {
         "main_grads_dtype": f"Set {SECTION}.ddp.grad_reduce_in_fp32",
         "use_torch_optimizer_for_cpu_offload": _LEAVE.format("Megatron reads it for other optimizers than AdamW alone"),
         **_owned(_NO_SCALE, "loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis"),
+        "optimizer": "Set optimizer.name",
+        **_owned(_METHOD, "decoupled_weight_decay sgd_momentum"),
         **_owned(
-            _ADAM,
-            "optimizer decoupled_weight_decay sgd_momentum muon_momentum muon_split_qkv muon_use_nesterov muon_scale_mode "
-            "muon_fp32_matmul_prec muon_num_ns_steps muon_tp_mode muon_extra_scale_factor",
+            _MUON,
+            "muon_momentum muon_split_qkv muon_use_nesterov muon_scale_mode muon_fp32_matmul_prec muon_num_ns_steps "
+            "muon_tp_mode muon_extra_scale_factor",
         ),
     },
     "scheduler": {

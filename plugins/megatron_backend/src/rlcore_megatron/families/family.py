@@ -66,6 +66,16 @@ class MegatronFamily(Architecture):
     queries see all keys."""
     has_interleaved_indexers: bool = False
     """True where indexers rotate neighbouring elements, and not halves."""
+    reads_images: bool = False
+    """True where a vision tower reads images, whose features take the places of placeholders' embeddings."""
+    rotary_sections: tuple[int, ...] = ()
+    """How many rotary frequencies turn by a position's time, height and width; empty where positions are single numbers."""
+    has_interleaved_sections: bool = False
+    """True where the axes take turns from frequency to frequency, and not one axis follows another."""
+    deepstack: tuple[bool, ...] = ()
+    """Which layers are followed by an addition of the tower's features; the first ones, or none."""
+    vision_parameters: int = 0
+    """The number of the tower's parameters, about."""
     is_own: bool = True
     """True where it is no family that is described for all trainers."""
 

@@ -12,6 +12,7 @@ from rlcore_megatron.families.glm4_moe import glm4_moe
 from rlcore_megatron.families.gpt_oss import gpt_oss
 from rlcore_megatron.families.minimax_m2 import minimax_m2
 from rlcore_megatron.families.qwen3_next import qwen3_5_moe_text, qwen3_5_text, qwen3_next
+from rlcore_megatron.families.qwen_vl import qwen2_5_vl, qwen2_vl, qwen3_vl
 from rlcore_megatron.families.sparse_latent import deepseek_v32, glm_moe_dsa
 from rlcore_torchkit.adapters import lora_targets
 from rlcore_torchkit.architectures import registry
@@ -27,9 +28,12 @@ FAMILIES: Families = {
     "glm_moe_dsa": glm_moe_dsa,
     "gpt_oss": gpt_oss,
     "minimax_m2": minimax_m2,
+    "qwen2_5_vl": qwen2_5_vl,
+    "qwen2_vl": qwen2_vl,
     "qwen3_5_moe_text": qwen3_5_moe_text,
     "qwen3_5_text": qwen3_5_text,
     "qwen3_next": qwen3_next,
+    "qwen3_vl": qwen3_vl,
 }
 """By model_type: what makes the family from the content of a config.json."""
 

@@ -15,6 +15,7 @@ from rlcore.schema.suggestions import listed
 from rlcore.spi import Head, ModelError, Problem
 from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.families.models import architecture_of, dims_of, standard_config
+from rlcore_megatron.families.vision_weights import vision_sources
 from rlcore_megatron.families.weight_source import EMBEDDING, MULTI_TOKEN_HEAD, OUTPUT, HfTensor, Source
 from rlcore_megatron.families.weight_table import expert_name
 
@@ -57,7 +58,7 @@ class Names:
         path = str(hf.name_or_path)
         if problems := [*family.layer_problems(standard_config(hf), path), *family.head_problems(path, head)]:
             raise ModelError(problems)
-        sources = list(family.table(family, dims).sources(head))
+        sources = [*(vision_sources(hf) if family.reads_images else ()), *family.table(family, dims).sources(head)]
         order = tuple(tensor for layer in _by_layer(sources) for tensor in _hugging_face_order(layer, family))
         return cls(
             sources={source.parameter: source for source in sources}, order=order, tied=tied, num_experts=dims.num_experts

@@ -121,6 +121,11 @@ class Source:
     layer: int | None = None
     expert: int | None = None
 
+    @property
+    def trains(self) -> bool:
+        """Return whether the parameter trains: indexers and routers' corrections never do."""
+        return ".indexer." not in self.parameter and not self.parameter.endswith(".router.expert_bias")
+
     def local_groups(self, size: int) -> int:
         """Return the number of groups that each of `size` ranks has, or has a part of."""
         return 1 if self.groups is None else max(1, self.groups // size)

@@ -9,6 +9,7 @@ from attrs import evolve, frozen
 
 from rlcore.spi import Problem
 from rlcore_megatron.families.family import MegatronFamily
+from rlcore_megatron.families.models import find_family
 from rlcore_megatron.layouts.stages import layers_of_parts
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_megatron.setup.requirements import (
@@ -36,6 +37,8 @@ def layout_problems(
     dims = None if model is None else ModelDims.of(model)
     if dims is not None:
         problems += _model_problems(config, device, dims)
+    if model is not None:
+        problems += _feature_problems(config, model)
     return problems
 
 
@@ -65,6 +68,12 @@ def family_option_problems(
         found = f"{config.pretrained_checkpoint}, with model_type {family.model_type}"
         remedy = "Megatron's checkpoints keep the weights of delta nets' norms minus one, which nothing tells from others"
         yield option_problem("pretrained_checkpoint", found, "no such key", remedy)
+    if family.reads_images and config.pretrained_checkpoint:
+        found = f"{config.pretrained_checkpoint}, with model_type {family.model_type}"
+        remedy = "Megatron's checkpoints have another vision tower than transformers' own, which computes here"
+        yield option_problem("pretrained_checkpoint", found, "no such key", remedy)
+    if config.freeze == "vision" and trains and not family.reads_images:
+        yield option_problem("freeze", f'"vision", for model_type {family.model_type}', '"none"', "It reads text alone")
     yield from _shared_index_problems(family, config)
     if family.has_all_biases and config.expert_tensor_parallel > 1:
         found = f"{config.expert_tensor_parallel}, with model_type {family.model_type}"
@@ -84,6 +93,22 @@ def _shared_index_problems(family: MegatronFamily, config: MegatronConfig) -> It
         found = f"layers {', '.join(map(str, wrong))}, counted from 0, at the start of a stage or a part of one"
         expected = "layers with an indexer there: others take the keys of the layer before them, which is on another stage"
         yield option_problem("pipeline_parallel", found, expected, "Set pipeline_layers, or pipeline_parallel to 1")
+
+
+def _feature_problems(config: MegatronConfig, model: Mapping[str, Any]) -> Iterator[Problem]:
+    """A first part of the pipeline without some of the layers that add a vision tower's features."""
+    family = find_family(model, "")
+    if isinstance(family, Problem) or not any(family.deepstack):
+        return
+    needed = sum(family.deepstack)
+    found = layers_of_parts(evolve(config, pipeline_parallel=_size(config, "pipeline_parallel")), len(family.deepstack))[0]
+    if found < needed:
+        yield option_problem(
+            "pipeline_parallel",
+            f"a first part of {found} layers, with model_type {family.model_type}",
+            f"at least {needed}: as many layers add features of the vision tower, which the first part alone has",
+            "Set pipeline_layers, or lower pipeline_parallel or virtual_pipeline_parallel",
+        )
 
 
 def _rank_problems(config: MegatronConfig, world_size: int) -> Iterator[Problem]:

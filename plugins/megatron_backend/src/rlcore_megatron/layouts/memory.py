@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
-from rlcore.spi import LoraSpec, Problem
+from rlcore.spi import LoraSpec, OptimizerSpec, Problem
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.families.models import find_family
 from rlcore_megatron.layouts.float8_share import narrow_dims
+from rlcore_megatron.layouts.optimizer_memory import MOMENT_BYTES, STEP_ELEMENTS, state_bytes, step_bytes
 from rlcore_megatron.layouts.stages import layer_numbers_of_stages, layers_of_stages
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_megatron.setup.requirements import uses_transformer_engine
@@ -34,8 +35,6 @@ LOGITS_BYTES = 8
 """A chunk's logits in float32, and their gradient in the compute dtype beside what a product needs."""
 SLOPE_BYTES = 4
 """The derivatives of a chunk's soft caps, in float32."""
-STEP_ELEMENTS = 2**28
-"""Most elements, unless one parameter has more, that an optimizer's step makes float32 copies of at a time."""
 UNFUSED = 1.6
 """Without TransformerEngine, norms, rotary embeddings and gates keep what fused kernels do not."""
 
@@ -60,6 +59,7 @@ class Workload:
     """The content of the config.json of a frozen model that is held too."""
     lora: LoraSpec | None = None
     """The adapters that train in place of the model's weights."""
+    optimizer: OptimizerSpec = field(factory=OptimizerSpec)
     trains: bool = True
     """True where there are gradients and an optimizer; False for a frozen model by itself."""
 
@@ -87,12 +87,13 @@ class Estimate:
     """Bytes of the policy's weights, of their copies in 8 bits, and of the reference's weights where there is one."""
     gradients: int
     optimizer: int
-    """Bytes of the moments, and of float32 masters of narrower weights, divided among the ranks that hold the same weights."""
+    """Bytes of the optimizer's state, and of float32 masters of narrower weights, divided among the ranks that hold the same
+    weights."""
     activations: int
     """Bytes of the activations of the microbatches in flight."""
     logits: int
     step: int
-    """Float32 copies that the optimizer's step makes of gradients and moments in less, when there are no activations."""
+    """Copies that the optimizer's step makes of gradients and state, when there are no activations."""
 
     @property
     def total(self) -> int:
@@ -115,6 +116,8 @@ class Parameters:
     """Attention, MLPs, routers, embedding and output layer: the same on all data · context ranks."""
     expert: float
     """The experts' MLPs: the same on all expert-data ranks."""
+    tables: float
+    """Embedding and output layer, which `dense` counts too."""
 
     @property
     def total(self) -> float:
@@ -143,6 +146,7 @@ class Parameters:
         divided = num_layers * attention + mlps + shared + tables
         return cls(
             dense=divided / int(config.tensor_parallel) + gates + num_layers * narrow,
+            tables=tables / int(config.tensor_parallel),
             expert=experts / (int(config.expert_parallel) * config.expert_tensor_parallel),
         )
 
@@ -160,38 +164,47 @@ def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimat
     item = ITEM_BYTES[load.dtype]
     without_head = evolve(config, mtp=False)
     config = config if load.trains else without_head
+    tower = _tower_parameters(load.model)
+    trained_tower = 0 if config.freeze == "vision" else tower
     parameters = Parameters.of(dims, config)
+    parameters = evolve(parameters, dense=parameters.dense + trained_tower)
     held = parameters.total
     reference = None if load.reference is None else ModelDims.of(load.reference)
-    of_reference = 0 if reference is None else Parameters.of(reference, without_head).total
+    unchanged = (
+        0 if reference is None else Parameters.of(reference, without_head).total + _tower_parameters(load.reference or {})
+    )
+    unchanged += tower - trained_tower
     stage = load.world_size // int(config.pipeline_parallel)
     owners = stage // int(config.tensor_parallel)
     expert_owners = stage // (int(config.expert_parallel) * config.expert_tensor_parallel)
-    state = 8 if item == 4 else _state_bytes(config.optimizer)  # float32 weights are their own masters
     gradient = GRADIENT_BYTES if config.ddp.get("grad_reduce_in_fp32", True) else item
     owned = parameters.dense / owners + parameters.expert / expert_owners
     trained = adapter_parameters(dims, load) / int(config.pipeline_parallel)
     if load.lora is not None or not load.trains:
         # Float32 weights that are their own masters. What tensor ranks divide of them is left out: they are small.
         return Estimate(
-            weights=int((held + of_reference) * item + 4 * trained),
+            weights=int((held + unchanged) * item + 4 * trained),
             gradients=int(GRADIENT_BYTES * trained),
-            optimizer=int(8 * trained / owners),
+            optimizer=int(MOMENT_BYTES[load.optimizer.moments] * trained / owners),
             activations=int(_activation_elements(dims, config, load) * item),
             logits=_logits_bytes(dims, config, load),
             step=0,
         )
     largest = min(owned, max(STEP_ELEMENTS, dims.vocab_size * dims.hidden_size / int(config.tensor_parallel)))
     return Estimate(
-        weights=int((held + of_reference + _lent_embedding(dims, config)) * item + _float8_bytes(dims, config)),
+        weights=int((held + unchanged + _lent_embedding(dims, config)) * item + _float8_bytes(dims, config)),
         gradients=int(held * gradient),
-        optimizer=int(state * owned),
+        optimizer=int(state_bytes(load.optimizer, config.optimizer, item, owned, parameters.tables / owners)),
         activations=int(_activation_elements(dims, config, load) * item),
         logits=_logits_bytes(dims, config, load),
-        step=0
-        if item == 4
-        else int(_gradient_copy_bytes(config.optimizer, gradient) * owned + _copied_bytes(config.optimizer) * largest),
+        step=int(step_bytes(load.optimizer, config.optimizer, gradient, item, owned, largest)),
     )
+
+
+def _tower_parameters(model: Mapping[str, Any]) -> int:
+    """Elements of the vision tower of a model with this config.json, whole on each rank of the first stage."""
+    family = find_family(model, "")
+    return 0 if isinstance(family, Problem) else family.vision_parameters
 
 
 def _lent_embedding(dims: ModelDims, config: MegatronConfig) -> float:
@@ -214,36 +227,6 @@ def _logits_bytes(dims: ModelDims, config: MegatronConfig, load: Workload) -> in
     is_capped = not isinstance(family, Problem) and family.logit_cap is not None
     elements = min(LOGITS_ELEMENTS, load.tokens * dims.vocab_size // int(config.tensor_parallel))
     return elements * (LOGITS_BYTES + (SLOPE_BYTES if is_capped else 0))
-
-
-def _state_bytes(table: Mapping[str, Any]) -> float:
-    """Bytes of masters and moments per parameter. With `store_param_remainders` bfloat16 weights are masters' upper halves."""
-    if not table.get("use_precision_aware_optimizer"):
-        return 12
-    if table.get("optimizer_cpu_offload"):
-        return 12 * (1 - float(table.get("optimizer_offload_fraction", 0.0)))
-    moments = sum(ITEM_BYTES[table.get(name, "float32")] for name in ("exp_avg_dtype", "exp_avg_sq_dtype"))
-    master = ITEM_BYTES[table.get("main_params_dtype", "float32")]
-    return moments + (2 if table.get("store_param_remainders", True) else master)
-
-
-def _gradient_copy_bytes(table: Mapping[str, Any], gradient: int) -> float:
-    """A parameter, for the whole of the optimizer's step. With `use_precision_aware_optimizer` it reads gradients as they are,
-    unless it is Megatron's for the host, whose part on the device is another."""
-    if gradient == GRADIENT_BYTES:
-        return 0
-    if table.get("optimizer_cpu_offload"):
-        return GRADIENT_BYTES * (1 - float(table.get("optimizer_offload_fraction", 0.0)))
-    return 0 if table.get("use_precision_aware_optimizer") else GRADIENT_BYTES
-
-
-def _copied_bytes(table: Mapping[str, Any]) -> int:
-    """A parameter of those that TransformerEngine's Adam steps at a time: float32 copies of what it keeps in less. It joins
-    remainders to weights without one."""
-    if not table.get("use_precision_aware_optimizer") or table.get("optimizer_cpu_offload"):
-        return 0
-    kept = ("exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype")
-    return sum(4 for name in kept if ITEM_BYTES[table.get(name, "float32")] < 4)
 
 
 def _activation_elements(dims: ModelDims, config: MegatronConfig, load: Workload) -> float:

@@ -42,6 +42,7 @@ def plan(context: PlanContext, config: MegatronConfig) -> Sequence[PlanOption]:
         dtype=context.dtype,
         reference=None if reference is None or context.lora is not None else reference.config,
         lora=context.lora,
+        optimizer=context.optimizer,
     )
     if context.as_configured:
         chosen = choose(config, evolve(load, memory_bytes=context.device.memory_bytes)).config

@@ -4,6 +4,7 @@ Megatron's own attention for torch knows neither packed sequences nor context pa
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -182,4 +183,27 @@ class PackedRotary(nn.Module):
         """float32 [S, 1, 1, D]: each frequency twice, as half-split rotation reads them."""
         assert batch.positions is not None
         angles = torch.outer(batch.positions.float(), self.inv_freq)
+        return torch.cat((angles, angles), -1)[:, None, None]
+
+
+class GridRotary(PackedRotary):
+    """Rotary angles by time, height and width of each token (arXiv:2409.12191, section 2.1); for text all are its position.
+
+    `sections` are the numbers of frequencies that turn by each axis: one axis after another, or `interleaved` in turns.
+    """
+
+    def __init__(self, inv_freq: Tensor, sections: Sequence[int], *, interleaved: bool) -> None:
+        super().__init__(inv_freq)
+        axes = torch.arange(len(sections)).repeat_interleave(torch.tensor(sections))
+        if interleaved:
+            axes = torch.zeros_like(axes)
+            for axis in range(1, len(sections)):
+                axes[axis : len(sections) * sections[axis] : len(sections)] = axis
+        self.register_buffer("axes", axes.to(inv_freq.device), persistent=False)
+
+    def forward(self, batch: PackedBatch, **options: Any) -> Tensor:
+        """As PackedRotary's."""
+        if batch.grid_positions is None:
+            return super().forward(batch, **options)
+        angles = batch.grid_positions[self.axes].T.float() * self.inv_freq
         return torch.cat((angles, angles), -1)[:, None, None]

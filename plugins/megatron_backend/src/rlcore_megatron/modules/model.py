@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from attrs import evolve
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel_region, gather_from_sequence_parallel_region
@@ -16,11 +17,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor, nn
 
-from rlcore.spi import Head
+from rlcore.spi import Head, ModelSpec
 from rlcore_megatron.families.models import architecture_of, dims_of, standard_config
 from rlcore_megatron.layouts.layout import ParallelLayout
 from rlcore_megatron.modules import delta_net, latent_attention
-from rlcore_megatron.modules.attention import FusedAttention, PackedAttention, PackedRotary
+from rlcore_megatron.modules.attention import FusedAttention, GridRotary, PackedAttention, PackedRotary
 from rlcore_megatron.modules.auxiliary_loss import BiasCorrectedRouter, PolicyRouter
 from rlcore_megatron.modules.grouped_products import GroupedExperts, multiply_by_all_experts_at_once
 from rlcore_megatron.modules.model_config import local_frequencies, rotary_frequencies, scaled_frequencies, score_scale
@@ -28,6 +29,7 @@ from rlcore_megatron.modules.multi_token_head import MultiTokenHead, logprobs_ah
 from rlcore_megatron.modules.packing import PackedBatch
 from rlcore_megatron.modules.rms_norm import KeyNorm, OutputNorm, PlainRMSNorm, QueryNorm
 from rlcore_megatron.modules.sparse_attention import Indexer, SparseAttention
+from rlcore_megatron.modules.vision import ImageReader, add_features_behind, make_vision, place_features
 from rlcore_torchkit.forward.context_parallel import part_logprobs, part_values
 from rlcore_torchkit.head.logprobs import HeadLogprobs, token_logprobs
 from rlcore_torchkit.head.values import token_values
@@ -66,6 +68,11 @@ class PolicyModel(GPTModel):
         self.multi_token_head = (
             MultiTokenHead(config, spec.layer_specs[-1], place["vp_stage"]) if mtp and self.post_process else None
         )
+        self.vision: nn.Module | None = None
+        self.reader: ImageReader | None = None
+        if family.reads_images and self.pre_process:
+            self.vision = make_vision(hf, config)
+            add_features_behind(self.decoder.layers, family)
         self._set_rotary(hf, is_latent=dims.latent is not None)
         self._logit_cap = family.logit_cap
         if self.pre_process and family.scales_embeddings:
@@ -87,7 +94,11 @@ class PolicyModel(GPTModel):
             latent_attention.finish([*self.decoder.layers, *heads], rotary)
             self._add_indexers(hf, rotary)
         else:
-            self.rotary_pos_emb = PackedRotary(rotary_frequencies(hf).to(device))
+            family, frequencies = architecture_of(hf), rotary_frequencies(hf).to(device)
+            sections, interleaved = family.rotary_sections, family.has_interleaved_sections
+            self.rotary_pos_emb = (
+                GridRotary(frequencies, sections, interleaved=interleaved) if sections else PackedRotary(frequencies)
+            )
             self._set_local_rotary(hf, device)
 
     def _add_indexers(self, hf: Any, rotary: latent_attention.LatentRotary) -> None:
@@ -112,6 +123,22 @@ class PolicyModel(GPTModel):
             if windows[layer.layer_number - 1] is not None:
                 rotate = partial(_rotated_locally, self.local_rotary)
                 layer.self_attention.register_forward_pre_hook(rotate, with_kwargs=True)
+
+    def forward(self, *inputs: Any, packed_seq_params: PackedBatch, **options: Any) -> Tensor:
+        """As the class says, with images in the places of their placeholders."""
+        if self.vision is not None:
+            options["decoder_input"] = self._with_images(self.vision, packed_seq_params)
+        output: Tensor = super().forward(*inputs, packed_seq_params=packed_seq_params, **options)
+        return output
+
+    def _with_images(self, vision: nn.Module, batch: PackedBatch) -> Tensor:
+        assert batch.part is not None
+        embeddings = self.embedding(input_ids=batch.tokens, position_ids=None)
+        part, group = batch.part, self.pg_collection.tp
+        if self.config.sequence_parallel:
+            ranks = {"rank": part.rank * group.size() + group.rank(), "num_ranks": part.num_ranks * group.size()}
+            part = evolve(part, **ranks, size=len(embeddings))
+        return place_features(vision, embeddings, batch, part)
 
     def _postprocess(self, hidden_states: Tensor, *, packed_seq_params: PackedBatch, **_: Any) -> Tensor:
         if not self.post_process:
@@ -305,6 +332,22 @@ def _with_grouped_experts(experts: Any) -> Any:
 
 def _is_norm(module: Any) -> bool:
     return "Norm" in getattr(module, "__name__", "")
+
+
+def read_images(model_chunks: Sequence[PolicyModel], hf: Any, spec: ModelSpec) -> None:
+    """Have the chunks of the model at `spec` take images, where its family reads some. ModelError where the model has no image
+    processor."""
+    if architecture_of(hf).reads_images:
+        reader = ImageReader.of(hf, spec)
+        for model_chunk in model_chunks:
+            model_chunk.reader = reader
+
+
+def freeze_vision(model_chunks: Sequence[PolicyModel]) -> None:
+    """Train nothing of the vision tower, what projects its output among it."""
+    for model_chunk in model_chunks:
+        if model_chunk.vision is not None:
+            model_chunk.vision.requires_grad_(False)
 
 
 def unwrapped(models: Sequence[Any]) -> list[PolicyModel]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from rlcore.spi import ROUTED_EXPERTS
 from rlcore_torchkit.forward.context_parallel import ContextPart
+from rlcore_torchkit.forward.image_forward import ShownImages
 from rlcore_torchkit.head.logprobs import EntropyMode
 from rlcore_torchkit.layers.attention import PackedSequences
 from rlcore_torchkit.trainer.microbatch import Microbatch
@@ -39,6 +41,12 @@ class PackedBatch(PackedSeqParams):
     """int64 [1, S], of this rank."""
     positions: Tensor | None = None
     """int64 [S], from 0 in every sequence."""
+    images: ShownImages | None = None
+    """The images of the microbatch, on the host; None where there are none."""
+    grid_positions: Tensor | None = None
+    """int64 [3, S]: time, height and width of each token; None where each is `positions`."""
+    placed: Any = None
+    """The PlacedFeatures that layers of the first stage add; None where they add none."""
     wanted: ForwardOptions | None = None
     routed: Tensor | None = None
     """int16 [L, K, S]: the experts that each token is sent to in each of all L layers; where it is -1, and everywhere if this
@@ -58,7 +66,13 @@ class PackedBatch(PackedSeqParams):
 
 
 def pack(
-    batch: Microbatch, group: dist.ProcessGroup, multiple: int, wanted: ForwardOptions, *, is_filler: bool = False
+    batch: Microbatch,
+    group: dist.ProcessGroup,
+    multiple: int,
+    wanted: ForwardOptions,
+    *,
+    images: ShownImages | None = None,
+    is_filler: bool = False,
 ) -> PackedBatch:
     """This context rank's equal share of the tokens, a multiple of `multiple` in size, as sequence parallelism divides it."""
     part = ContextPart.of(batch.packed, group, multiple)
@@ -69,6 +83,8 @@ def pack(
         part=part,
         tokens=part.split(batch.tokens.long()[None]),
         positions=part.split(batch.packed.position_ids)[0],
+        images=images,
+        grid_positions=None if images is None else part.split(images.positions[:, 0].to(batch.tokens.device)),
         wanted=wanted,
         routed=None if routed is None else part.split(routed.permute(1, 2, 0) + 1) - 1,
         is_filler=is_filler,
@@ -80,4 +96,5 @@ def empty_like(batch: Microbatch) -> Microbatch:
     offsets = torch.tensor([0, 2])
     packed = PackedSequences.from_offsets(offsets, batch.tokens.device)
     tokens = torch.zeros(2, dtype=batch.tokens.dtype, device=batch.tokens.device)
-    return evolve(batch, tokens=tokens, packed=packed, offsets=offsets.to(tokens.device), token_columns={}, kept=None)
+    own = {"tokens": tokens, "packed": packed, "offsets": offsets.to(tokens.device)}
+    return evolve(batch, **own, token_columns={}, kept=None, images=None)

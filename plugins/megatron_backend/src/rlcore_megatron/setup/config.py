@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from attrs import field, frozen
 
 from rlcore.schema.constraints import PathText, Positive, Seconds, above
+from rlcore.spi import OptimizerSpec
 
 
 @frozen(kw_only=True)
@@ -33,6 +34,8 @@ class MegatronConfig:
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations that are recomputed in the backward pass instead of kept. "selective": those of attention's scores. "full":
     all but the inputs of layers. "none": none."""
+    freeze: Literal["none", "vision"] = "none"
+    """"vision": freeze the vision tower and its projector; only the language model trains. "none": freeze nothing."""
     transformer_engine: bool | None = None
     """Whether layers are TransformerEngine's. None uses them if it is installed and there is a GPU, but not in float32, which
     it rounds to TF32, and not with [lora]."""
@@ -59,3 +62,9 @@ class MegatronConfig:
     """Fields of Megatron's OptimizerParamScheduler, which then takes the place of `[schedule]`."""
     ddp: Mapping[str, Any] = field(factory=dict)
     """Further fields of Megatron's DistributedDataParallelConfig."""
+
+
+def has_tensor_settings(spec: OptimizerSpec) -> bool:
+    """Return whether `[optimizer]` is more than AdamW with one setting for all tensors and moments in float32, so that Megatron
+    does not compute the step."""
+    return spec.name != "adamw" or spec.moments != "float32" or bool(spec.groups)

@@ -59,7 +59,8 @@ def _finalize(models: list[Any], num_tokens: Any = None, **options: Any) -> None
 
 
 def make_optimizer(models: Sequence[Any], context: TrainerContext, config: MegatronConfig) -> MegatronOptimizer:
-    """AdamW; masters and moments, float32 unless the recipe says else, are divided over ranks that hold the same weights."""
+    """AdamW; masters and moments, float32 unless the recipe says else, are divided over ranks that hold the same weights.
+    Where tensors have settings of their own, `TensorOptimizer` takes the step over."""
     spec = context.optimizer
     values: dict[str, Any] = {
         "optimizer": "adam",

@@ -19,6 +19,8 @@ from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
 from torch import Tensor
 
 from rlcore_megatron.modules.model import unwrapped
+from rlcore_megatron.weights.element_runs import rectangles
+from rlcore_torchkit.optimizer.settings import BLOCK
 
 CONTENT = {"singleton_local_shards": True, "non_homogeneous_layers": True}
 """Megatron's metadata of a state dict in which every layer, every expert and each half of a gated projection has its own name,
@@ -63,22 +65,32 @@ class Shard:
         """`run` [beyond - first], this rank's elements of what goes by the parameter's names after `prefix`, as views."""
         found, position = [], 0
         for piece in self.pieces:
-            first = max(self.first - piece.first, 0)
-            beyond = min(self.beyond - piece.first, prod(piece.shape))
-            for offset, shape in boxes(piece.shape, first, beyond):
-                tensor = ShardedTensor(
-                    key=f"{prefix}{piece.name}",
-                    data=run[position : position + prod(shape)].view(shape),
-                    dtype=run.dtype,
-                    local_shape=shape,
-                    global_shape=piece.global_shape,
-                    global_offset=tuple(map(sum, zip(piece.offset, offset, strict=True))),
-                    axis_fragmentations=None,  # no regular grid
-                    replica_id=piece.replica,
-                )
-                found.append(tensor)
+            for offset, shape in boxes(piece.shape, *self._bounds(piece)):
+                data = run[position : position + prod(shape)].view(shape)
+                place = tuple(map(sum, zip(piece.offset, offset, strict=True)))
+                found.append(_sharded(f"{prefix}{piece.name}", data, piece.global_shape, place, piece.replica))
                 position += prod(shape)
         return found
+
+    def divided_scales(self, prefix: str, scales: Tensor, *, is_read: bool) -> list[ShardedTensor]:
+        """`scales` [rows, K] of the blocks of the rows that this rank has elements of, as views. Of a block that several ranks
+        share the one with its first element writes the scale, and each reads it."""
+        found = []
+        for piece in self.pieces:
+            row_elements = prod(piece.shape[1:])
+            row_of_first = self.first // row_elements - piece.first // row_elements  # a piece begins with a row
+            for top, left, height, width in rectangles(row_elements, *self._bounds(piece)):
+                column = left + (piece.offset[1] if len(piece.offset) == 2 else 0)
+                begin, end = column // BLOCK if is_read else -(-column // BLOCK), -(-(column + width) // BLOCK)
+                if begin < end:
+                    data = scales[top - row_of_first : top - row_of_first + height, begin:end]
+                    shape, place = (piece.global_shape[0], scales.shape[1]), (piece.offset[0] + top, begin)
+                    found.append(_sharded(f"{prefix}{piece.name}", data, shape, place, piece.replica))
+        return found
+
+    def _bounds(self, piece: Piece) -> tuple[int, int]:
+        """The first of this rank's elements of a piece, and the one beyond the last."""
+        return max(self.first - piece.first, 0), min(self.beyond - piece.first, prod(piece.shape))
 
 
 def boxes(shape: Sequence[int], first: int, beyond: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -105,6 +117,21 @@ def boxes(shape: Sequence[int], first: int, beyond: int) -> Iterator[tuple[tuple
 def _in_row(shape: Sequence[int], row: int, first: int, beyond: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     for offset, size in boxes(shape[1:], first, beyond):
         yield (row, *offset), (1, *size)
+
+
+def _sharded(
+    name: str, data: Tensor, shape: tuple[int, ...], offset: tuple[int, ...], replica: tuple[int, ...]
+) -> ShardedTensor:
+    return ShardedTensor(
+        key=name,
+        data=data,
+        dtype=data.dtype,
+        local_shape=tuple(data.shape),
+        global_shape=shape,
+        global_offset=offset,
+        axis_fragmentations=None,  # no regular grid
+        replica_id=replica,
+    )
 
 
 def shards_of(models: Sequence[Any], optimizer: MegatronOptimizer) -> list[Shard]:

@@ -13,9 +13,10 @@ from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 from torch import Tensor
 
 from rlcore_megatron.training.optimizer_shards import Shard, parts_of
+from rlcore_megatron.training.shard_states import MOMENTS, ShardStates
 
-MASTER, MOMENTS = "master_param", ("exp_avg", "exp_avg_sq")
-"""Names of state tensors, as the optimizers call them."""
+MASTER = "master_param"
+"""The name of the masters in the optimizers' state."""
 
 
 def optimizers_of(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer]:
@@ -40,7 +41,7 @@ def make_state(optimizer: MegatronOptimizer, num_steps: int) -> None:
             one.state.clear()
         by_parameter = isinstance(one, torch.optim.Adam)
         for group in one.param_groups:
-            if not by_parameter:
+            if not by_parameter:  # ShardStates and TransformerEngine's
                 group.pop("step", None)
                 group.update({"step": num_steps} if num_steps else {})
             for key in group["params"]:
@@ -53,9 +54,14 @@ def make_state(optimizer: MegatronOptimizer, num_steps: int) -> None:
             part.optimizer._sync_sub_optimizers_state_to_hdo()
 
 
+def names_of(shard: Shard) -> list[str]:
+    """Return the names of a shard's state of one value an element, beside masters."""
+    return shard.optimizer.names(shard.key) if isinstance(shard.optimizer, ShardStates) else [*MOMENTS]
+
+
 def read(shard: Shard, name: str) -> Tensor:
-    """float32 [n], masters or moments of a shard: the optimizer's own memory where it has them as float32, else a copy on the
-    host, where there is room."""
+    """float32 [n], or uint8 [n] codes of moments in 8 bits: masters or state of a shard. The optimizer's own memory where it
+    has it so, else a copy on the host, where there is room."""
     key = shard.key.detach()
     optimizer: Any = shard.optimizer
     kept: Tensor | None = shard.state.get(name)
@@ -69,7 +75,8 @@ def read(shard: Shard, name: str) -> Tensor:
         if kept.dtype == torch.int16:
             return joined(key, kept).cpu()
     assert kept is not None
-    return kept if kept.dtype == torch.float32 else optimizer.get_unscaled_state(shard.key, name).cpu()
+    is_own = kept.dtype == torch.float32 or isinstance(optimizer, ShardStates)
+    return kept if is_own else optimizer.get_unscaled_state(shard.key, name).cpu()
 
 
 def write(shard: Shard, name: str, value: Tensor) -> None:
@@ -85,7 +92,7 @@ def write(shard: Shard, name: str, value: Tensor) -> None:
             return
         if key.dtype != torch.float32:
             key.copy_(value)
-    if kept is not None and kept.dtype != torch.float32:
+    if kept is not None and kept.dtype != torch.float32 and not isinstance(optimizer, ShardStates):
         optimizer.set_scaled_state(shard.key, name, value)
 
 
@@ -111,6 +118,9 @@ def _holds_masters(optimizer: Any, key: Tensor) -> bool:
 
 
 def _make_state_of(optimizer: Any, key: Tensor) -> None:
+    if isinstance(optimizer, ShardStates):
+        optimizer.make(key)
+        return
     state = optimizer.state[key]
     if hasattr(optimizer, "initialize_state"):  # TransformerEngine's, which knows its types
         if not state:

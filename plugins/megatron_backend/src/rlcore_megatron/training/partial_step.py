@@ -9,7 +9,7 @@ import torch
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
-from rlcore_megatron.layouts.memory import STEP_ELEMENTS
+from rlcore_megatron.layouts.optimizer_memory import STEP_ELEMENTS
 from rlcore_megatron.training.optimizer_state import MASTER, MOMENTS, optimizers_of
 
 

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from rlcore.spi import GlobalCounts, Head, LogprobsRequest, LossOutput, LossSpec, TokenBatch, ValuesRequest
+from rlcore.spi import ContractError, GlobalCounts, Head, LogprobsRequest, LossOutput, LossSpec, TokenBatch, ValuesRequest
 from rlcore.spi.arrays import Float32Array
 from rlcore_megatron.layouts.layout import ParallelLayout
 from rlcore_megatron.layouts.layout_check import FLOAT8_MULTIPLE
@@ -174,7 +174,11 @@ class Passes:
         config = self.models[0].config
         divided = config.tensor_model_parallel_size if config.sequence_parallel else 1
         multiple = divided * (FLOAT8_MULTIPLE if config.fp8 else 1)
-        return pack(batch, self.groups.context, multiple, wanted, is_filler=is_filler)
+        reader = unwrapped(self.models)[0].reader
+        if reader is None and batch.images is not None:
+            raise ContractError("images: found some, for a model that reads text alone; expected none")
+        images = None if reader is None else reader.read(batch)
+        return pack(batch, self.groups.context, multiple, wanted, images=images, is_filler=is_filler)
 
 
 def mtp_loss(logprobs: Tensor, batch: Microbatch, counts: GlobalCounts) -> Tensor:

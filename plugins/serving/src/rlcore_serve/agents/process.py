@@ -40,8 +40,8 @@ async def run_process(command: Sequence[str], variables: Mapping[str, str], text
         await program.has_exited.wait()
     finally:
         program.end()
-        # Shielded, since the process has to be waited for although the episode is over.
-        await asyncio.shield(_closed(program, variables[MARK]))
+        # In this task: another one that an event loop cancels as it closes, before its first line, would close nothing.
+        await _close(program, variables[MARK])
     output, errors = program.printed(STDOUT), program.printed(STDERR)
     if program.exit_code != 0 and errors.startswith(NOT_STARTED):  # the program itself may end with any exit code
         raise PluginError(f"the agent {command[0]!r} does not start: {masked(errors[len(NOT_STARTED) :])[-SHOWN:]}")
@@ -106,12 +106,15 @@ class _Program(asyncio.SubprocessProtocol):
             self._transport.send_signal(signal.SIGCONT)  # the program may have stopped it
 
     async def close(self) -> None:
-        """Wait until its processes have ended and its output is read."""
-        for _ in range(2):  # once more where it is cancelled: an event loop that closes has to hear of the end before
+        """Wait until its processes have ended and its output is read; CancelledError comes after that."""
+        try:
+            await asyncio.wait([self._is_gone], timeout=KILL_S)
+        except asyncio.CancelledError:  # an event loop that closes has to hear of the end before
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([self._is_gone], timeout=KILL_S)
-                break
-        self.forget()
+            raise
+        finally:
+            self.forget()
 
     def forget(self) -> None:
         """Hear of it no more."""
@@ -122,11 +125,13 @@ class _Program(asyncio.SubprocessProtocol):
         return self._kept[stream].decode(errors="replace").strip()
 
 
-async def _closed(program: _Program, mark: str) -> None:
+async def _close(program: _Program, mark: str) -> None:
     """Wait for a program's end. What one that has killed its supervisors leaves is ended."""
-    if program.has_exited.is_set() and program.exit_code == -signal.SIGKILL:
-        await asyncio.to_thread(end_marked, mark)
-    await program.close()
+    try:
+        if program.has_exited.is_set() and program.exit_code == -signal.SIGKILL:
+            await asyncio.to_thread(end_marked, mark)
+    finally:
+        await program.close()
 
 
 async def _start(command: Sequence[str], variables: Mapping[str, str]) -> _Program:

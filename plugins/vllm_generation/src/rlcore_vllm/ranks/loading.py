@@ -36,6 +36,7 @@ class Loader:
         """True where tensors are copied straight into the parameters, without the layerwise reload."""
         self._tied_heads = _tied_heads(model)
         self._parameters = {name for name, _ in model.named_parameters()} - _optional_parameters(model)
+        self._aliases = _aliases(model)
         self._loaded: set[str] | None = set()
         self._copies = WeightLoadPlan(model)
         self._unwritten: set[str] = set()
@@ -83,7 +84,8 @@ class Loader:
     def finish(self) -> None:
         """RefitError, naming layers, where some have not got all their weights; otherwise the model is ready to run."""
         if self._loaded is not None:
-            refuse("of vLLM's model got no weights", without_weights(self._parameters, self._loaded))
+            missing = without_weights(self._parameters, self._loaded)
+            refuse("of vLLM's model got no weights", {name for name in missing if self._loaded.isdisjoint(self._aliases[name])})
         if self.is_direct:
             for layer in self._attention:
                 # FlashInfer's keeps sinks in float32 beside the parameter, and fills them again when it is told to.
@@ -155,6 +157,7 @@ class Loader:
             for name, layer, info in self._pending()
             if not isinstance(layer, Attention)
             and layer._parameters
+            and info.load_numel_total  # 0 where another layer has the same parameters
             and (info.load_numel <= 0 or (isinstance(layer, LinearBase) and info.load_numel < info.load_numel_total))
         ]
 
@@ -199,6 +202,15 @@ def _tied_heads(model: nn.Module) -> list[Any]:
         if weight is not None:
             owners.setdefault(id(weight), []).append(layer)
     return [layer for layers in owners.values() if len(layers) > 1 for layer in layers if isinstance(layer, ParallelLMHead)]
+
+
+def _aliases(model: nn.Module) -> dict[str, set[str]]:
+    """Return all names of each parameter by each of its names: loaders report one of those of a layer with several."""
+    owners: dict[tuple[int, str], set[str]] = {}
+    for prefix, layer in model.named_modules(remove_duplicate=False):
+        for name in layer._parameters:
+            owners.setdefault((id(layer), name), set()).add(f"{prefix}.{name}" if prefix else name)
+    return {name: names for names in owners.values() for name in names}
 
 
 def _is_padding(layer: nn.Module) -> bool:

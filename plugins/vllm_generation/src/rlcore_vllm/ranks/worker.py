@@ -13,10 +13,13 @@ from vllm.config import set_current_vllm_config
 from vllm.platforms import current_platform
 
 from rlcore.spi import RefitError
+from rlcore_torchkit.refit.held_digests import held_digests
 from rlcore_vllm.engines import versions
 from rlcore_vllm.engines.rank_recorders import Order, RankRecorders
+from rlcore_vllm.ranks.exact_layers import compute_as_transformers
 from rlcore_vllm.ranks.fixed_length_drafts import use_fixed_length_drafts
 from rlcore_vllm.ranks.invariant import use_invariant_kernels
+from rlcore_vllm.ranks.packed_weights import packed_outputs
 from rlcore_vllm.ranks.weight_transfer import RlcoreWeightTransferEngine, register
 
 register()
@@ -29,6 +32,7 @@ else:
     with suppress(ModuleNotFoundError):  # a version that guesses elsewhere refuses to guess on the device itself
         use_fixed_length_drafts()
 versions.keep_scales_exact()
+compute_as_transformers()
 if envs.VLLM_BATCH_INVARIANT:
     use_invariant_kernels()
 # Multicast over NVLink is left off: where fabric and driver disagree about it, communicators hang.
@@ -67,6 +71,12 @@ class WorkerExtension:
         worker: Any = self
         with _current_device(self.device):
             return self._rlcore_recorders.carry_out(orders, worker.model_runner)
+
+    def rlcore_held_digests(self) -> dict[str, int]:
+        """The digests of what this rank computes with."""
+        worker: Any = self
+        with _current_device(self.device):
+            return held_digests(worker.model_runner.get_model(), packed_outputs)
 
     def _rlcore_step(self, step: str, content: dict[str, Any]) -> dict[str, Any]:
         worker: Any = self

@@ -81,11 +81,17 @@ def _incompatibilities(found: InstalledVllm) -> Iterator[str]:
     if reason := untried_version(name, found.version, SUPPORTED[name]):
         yield reason
     yield from _cpu_misfits(found) if found.build == "cpu" else _cuda_misfits(found)
+    if misfits := list(_version_misfits(found)):
+        yield ". ".join(misfits)
+
+
+def _version_misfits(found: InstalledVllm) -> Iterator[str]:
+    """Yield the libraries whose versions the installed vLLM does not run with."""
     for need in _needs(found.distribution, ("torch", "transformers")):
         version = installed_version(need.name)
         if version is not None and not need.specifier.contains(version, prereleases=True):
             yield (
-                f"{need.name} {version} is installed; {name} {found.version} needs {need.name}{need.specifier}: "
+                f"{need.name} {version} is installed; {found.distribution} {found.version} needs {need.name}{need.specifier}: "
                 f"pip install '{need.name}{need.specifier}'{_index(need.specifier)}"
             )
 

@@ -3,11 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rlcore_torchkit.testing.families.tiny import VOCAB_SIZE
+
 _SHARED_LAYERS = {
     "num_hidden_layers": 4,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
     "num_kv_shared_layers": 2,
 }
+_UNPADDED = {"vocab_size": VOCAB_SIZE + 4, "unpadded_vocab_size": VOCAB_SIZE, "n_layers_per_attn_res_block": 1}
 _UNSHARED = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "num_hidden_layers": 2}
 _NO_DEFAULT = "its configuration has no default, and no tiny one is known"
 UNTRIED: Mapping[str, str] = {"musicgen": _NO_DEFAULT, "musicgen_melody": _NO_DEFAULT}
@@ -23,6 +26,13 @@ CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
         "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 32},
         "max_seq_len": 128,
     },
+    "dory": {
+        "num_hidden_layers": 3,
+        "n_input_layers": 1,
+        "n_recurrent_layers": 1,
+        "n_output_layers": 1,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
     "gemma3n_text": _SHARED_LAYERS,
     "gemma4_text": _SHARED_LAYERS,
     "gemma4_unified_text": _SHARED_LAYERS,
@@ -30,6 +40,14 @@ CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
     "gemma4_unified_assistant": {"text_config": {"model_type": "gemma4_unified_text", **_UNSHARED}},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "hrm_text": {"num_key_value_heads": 4},
+    "inkling2_loop_text": {
+        **_UNPADDED,
+        "num_hidden_layers": 4,
+        "layer_types": ["hybrid_sliding", "hybrid"] * 2,
+        "loop_layer_index_start": 1,
+        "loop_layer_index_end": 3,
+    },
+    "inkling2_text": _UNPADDED,
     "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "mamba2": {"num_heads": 8, "head_dim": 8},

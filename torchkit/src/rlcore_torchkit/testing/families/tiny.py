@@ -44,6 +44,7 @@ _FIELDS: Mapping[int, str] = {
     32: """
         hidden_size hidden_size_global n_embd d_model attention_hidden_size embedding_size lru_width emb_dim
         embedding_dim word_embed_proj_dim backbone_hidden_size input_embedding_size output_embedding_size
+        adapter_in_dim adapter_out_dim adapter_input_size
     """,
     64: """
         intermediate_size n_inner ffn_hidden_size ffn_dim decoder_ffn_dim encoder_ffn_dim dff d_inner dim_ff
@@ -69,6 +70,8 @@ _OPTIONAL = (
     "num_query_groups",
 )
 """Fields that get a tiny value although they have none by default."""
+INITIAL = 0.2
+"""Standard deviation of weights."""
 _INITIAL = ("initializer_range", "init_std", "embed_init_std", "embedding_initializer_range")
 _FACTORS: Mapping[str, float] = {
     "logit_scale": 0.5,
@@ -82,24 +85,29 @@ _FACTORS: Mapping[str, float] = {
 _MAX_LAYERS = 4
 
 
-def tiny_options(default: Any, corrections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options that make a tiny configuration of the class that `default` is an instance of; `corrections` come last."""
+def tiny_options(
+    default: Any, corrections: Mapping[str, Any], sizes: Mapping[str, int] = SIZES, initial: float = INITIAL
+) -> dict[str, Any]:
+    """Return options that make a tiny configuration of the class that `default` is an instance of, by `sizes` of fields with
+    these names and the standard deviation of weights; `corrections` come last."""
     fields = default.to_dict()
     options: dict[str, Any] = {
         name: value
-        for name, value in SIZES.items()
+        for name, value in sizes.items()
         if type(fields.get(name)) is int or (name in _OPTIONAL and name in fields and fields[name] is None)
     }
     if fields.get("kv_lora_rank") and "num_key_value_heads" in options:
         options["num_key_value_heads"] = options["num_attention_heads"]
+    if fields.get("kv_lora_rank") and "head_dim" in options and "qk_rope_head_dim" in options:
+        options["head_dim"] = options["qk_rope_head_dim"]
     options |= {name: True for name in ("is_decoder",) if name in fields}
-    options |= {name: 0.2 for name in _INITIAL if isinstance(fields.get(name), float)}
+    options |= {name: initial for name in _INITIAL if isinstance(fields.get(name), float)}
     options |= {name: value for name, value in _FACTORS.items() if isinstance(fields.get(name), int | float)}
     options |= dict(_tokens(fields))
     options |= _layers(fields)
     for name, part in vars(default).items():
         if hasattr(part, "to_dict"):
-            options[name] = tiny_options(part, {})
+            options[name] = tiny_options(part, {}, sizes, initial)
     return {**options, **corrections}
 
 

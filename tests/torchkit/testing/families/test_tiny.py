@@ -4,8 +4,11 @@ import pytest
 from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from rlcore_fsdp2.families.corrections import CORRECTIONS
-from rlcore_fsdp2.families.tiny import VOCAB_SIZE, tiny_options
+from rlcore.spi import ModelError
+from rlcore_torchkit.requirements import FIRST_VERSIONS
+from rlcore_torchkit.testing.families.corrections import CORRECTIONS
+from rlcore_torchkit.testing.families.tiny import VOCAB_SIZE, tiny_options
+from rlcore_torchkit.testing.families.tiny_model import make_tiny
 
 
 @pytest.mark.parametrize(
@@ -33,4 +36,10 @@ def test_parts_are_tiny_too_and_corrections_come_last():
 
 
 def test_corrections_name_families_that_there_are():
-    assert CORRECTIONS.keys() <= set(CONFIG_MAPPING.keys())
+    assert CORRECTIONS.keys() - FIRST_VERSIONS.keys() <= set(CONFIG_MAPPING.keys())
+
+
+def test_a_class_that_refuses_its_own_defaults_is_tried_with_corrected_ones(tmp_path):
+    with pytest.raises(ModelError) as caught:
+        make_tiny("gemma4_assistant", "Gemma4AssistantForCausalLM", tmp_path / "model")
+    assert [problem.found for problem in caught.value.problems] == ["a text_config, as models of images or sound have"]

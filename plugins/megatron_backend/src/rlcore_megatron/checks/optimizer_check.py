@@ -1,0 +1,72 @@
+"""Checks of `[optimizer]` where tensors have settings of their own, and of Megatron's options that have no effect then."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlcore.spi import CheckContext, Head, LoraSpec, OptimizerSpec, Problem, TrainerContext
+from rlcore_megatron.families.family import MegatronFamily
+from rlcore_megatron.families.models import find_family
+from rlcore_megatron.families.weight_mapping import SHARED
+from rlcore_megatron.layouts.layout_check import option_problem
+from rlcore_megatron.setup.config import MegatronConfig, has_tensor_settings
+from rlcore_torchkit.adapters.lora_targets import adapted_layers, adapter_shapes
+from rlcore_torchkit.architectures.dims import ModelDims
+from rlcore_torchkit.huggingface.model_check import config_file
+from rlcore_torchkit.optimizer.settings import group_problems, missing_torchao
+
+INSTALL = "rlcore-megatron[8bit]"
+EFFECTIVE = ("barrier_with_L1_time", "config_logger_dir", "log_num_zeros_in_grad", "reuse_grad_buf_for_mxfp8_param_ag")
+"""Fields of OptimizerConfig that have their effect whatever steps; the others are of Megatron's own step, or set one rate."""
+OF_DECAY = ("start_wd", "end_wd", "wd_incr_steps", "wd_incr_style")
+"""Fields of OptimizerParamScheduler for one weight decay of all tensors."""
+
+
+def optimizer_problems(context: CheckContext, config: MegatronConfig, model: Mapping[str, Any] | None) -> Iterator[Problem]:
+    """Refuse what the optimizer needs and is not there, patterns that match nothing, and tables that it would not read."""
+    spec = context.optimizer
+    if spec is None or not context.needs_policy or not has_tensor_settings(spec):
+        return
+    yield from missing_torchao(spec, INSTALL)
+    yield from _table_problems(spec, config)
+    family = None if model is None else find_family(model, str(config_file(context)))
+    if model is not None and isinstance(family, MegatronFamily):
+        section = "critic" if context.critic is not None and context.head == "value" else "optimizer"
+        yield from pattern_problems(context, config, family, model, section)
+
+
+def pattern_problems(
+    context: CheckContext | TrainerContext,
+    config: MegatronConfig,
+    family: MegatronFamily,
+    model: Mapping[str, Any],
+    section: str = "optimizer",
+) -> Iterator[Problem]:
+    """Refuse groups' patterns that match none of the model's tensors."""
+    dims = ModelDims.of(model)
+    if context.optimizer is not None and context.optimizer.groups and dims is not None:
+        names = trained_names(family, dims, context.head, context.lora, mtp=config.mtp)
+        yield from group_problems(context.optimizer, names, section)
+
+
+def trained_names(family: MegatronFamily, dims: ModelDims, head: Head, lora: LoraSpec | None, *, mtp: bool) -> list[str]:
+    """Return the names of the tensors that train, as exports and files have them."""
+    if lora is not None:
+        return list(adapter_shapes(adapted_layers(family, dims, lora), lora.rank))
+    table = family.table(family, dims)
+    trunk = list(table.sources(head))
+    ahead = [source for source in (table.multi_token_head() if mtp else ()) if source.parameter not in SHARED]
+    tensors = [tensor for source in (*trunk, *ahead) if source.trains for tensor in source.tensors]
+    return list(dict.fromkeys(tensor.file_name for tensor in tensors))
+
+
+def _table_problems(spec: OptimizerSpec, config: MegatronConfig) -> Iterator[Problem]:
+    """Refuse fields of Megatron's classes that would have no effect, or another one than they say."""
+    keys = {"name": spec.name != "adamw", "moments": spec.moments != "float32", "groups": bool(spec.groups)}
+    reason = f"[optimizer] sets {', '.join(key for key, is_set in keys.items() if is_set)}, which its own step computes"
+    for key in config.optimizer:
+        if key not in EFFECTIVE:
+            yield option_problem(f"optimizer.{key}", repr(config.optimizer[key]), "no such field", f"Leave it out: {reason}")
+    for key in config.scheduler:
+        if key in OF_DECAY:
+            remedy = f"Leave it out: {reason} with the weight decay of each tensor"
+            yield option_problem(f"scheduler.{key}", repr(config.scheduler[key]), "no such field", remedy)

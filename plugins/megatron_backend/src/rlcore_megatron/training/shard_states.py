@@ -1,0 +1,53 @@
+"""State of shards whose tensors have settings of their own: which state each keeps, in what form."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore_megatron.training.shard_elements import ShardElements
+from rlcore_torchkit.optimizer.settings import BLOCK
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+CODES = tuple(f"{moment}_codes" for moment in MOMENTS)
+"""Names of moments in 8 bits, uint8 [n]."""
+SCALES = tuple(f"{moment}_scales" for moment in MOMENTS)
+"""Names of their scales, float32 [rows, K]: the rows of the parameter that the shard has elements of, and each row's blocks."""
+MOMENTUM = "momentum_buffer"
+
+
+class ShardStates(torch.optim.Optimizer):
+    """The inner optimizer of one of Megatron's distributed optimizers, as the holder of its shards and their state.
+
+    Its own step does nothing: `TensorOptimizer` steps all shards of a rank before Megatron copies masters to weights.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], shards: Sequence[ShardElements]) -> None:
+        """`groups` are those of Megatron's distributed optimizer, which it goes on to read and write."""
+        super().__init__([torch.empty(0)], {})  # keys may be views of weights, which torch refuses here
+        self.param_groups = groups
+        self.shards = {id(shard.key): shard for shard in shards}
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Do nothing."""
+
+    def names(self, key: Tensor) -> list[str]:
+        """Return the names of a shard's state of one value an element."""
+        shard = self.shards[id(key)]
+        found = [*MOMENTS] if shard.keeps("adamw") else []
+        found += CODES if shard.keeps("adamw", eight_bit=True) else ()
+        return [*found, MOMENTUM] if shard.keeps("muon") else found
+
+    def make(self, key: Tensor) -> dict[str, Tensor]:
+        """Return a shard's state, made of zeros where there is none yet."""
+        state: dict[str, Tensor] = self.state[key]
+        if state:
+            return state
+        for name in self.names(key):
+            state[name] = torch.zeros_like(key, dtype=torch.uint8 if name in CODES else torch.float32, requires_grad=False)
+        if CODES[0] in state:
+            shard = self.shards[id(key)]
+            shape = shard.num_rows, -(-shard.whole_width // BLOCK)
+            state.update({name: torch.zeros(shape, device=key.device) for name in SCALES})
+        return state

@@ -1,0 +1,180 @@
+"""State of tensors with settings of their own: its size, its offload, adapters, critics, multi-token heads, other schedules."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from megatron_support import exported, make_batch, make_context, saved, step_request
+from multi_token_reference import make_with_head
+
+from rlcore.spi import (
+    CheckpointError,
+    CloseRequest,
+    ExportWeightsRequest,
+    LoadStateRequest,
+    LoraSpec,
+    LossSpec,
+    NonFiniteError,
+    OptimizerGroup,
+    OptimizerSpec,
+    SaveStateRequest,
+    ScheduleSpec,
+    SetResidencyRequest,
+)
+from rlcore_megatron.backend import MegatronBackend
+from rlcore_megatron.layouts.optimizer_memory import state_bytes
+from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_torchkit.distributed.residency import num_bytes
+from rlcore_torchkit.testing.models import make_model
+
+MUON = OptimizerSpec(name="muon", learning_rate=1e-3, weight_decay=0.1)
+NARROW = OptimizerSpec(moments="8bit", learning_rate=1e-3)
+BATCH = make_batch()
+MakeBackend = Callable[..., MegatronBackend]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3", hidden_size=128, num_layers=2)
+
+
+@pytest.fixture
+def backend() -> Iterator[MakeBackend]:
+    """A function (model directory, context options) -> MegatronBackend; all are closed at the end."""
+    made = []
+
+    def make(directory: Path, *, config: MegatronConfig | None = None, **options: Any) -> MegatronBackend:
+        others = {name: options.pop(name) for name in ("lora", "head") if name in options}
+        made.append(MegatronBackend(evolve(make_context(directory, **options), **others), config or MegatronConfig()))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close(CloseRequest())
+
+
+def step(trainer: MegatronBackend, version: int = 0, batch: Any = BATCH) -> float:
+    return trainer.train_step(step_request([batch], batch.counts(), version)).learning_rate
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("spec", [MUON, NARROW, evolve(MUON, moments="8bit")])
+def test_state_has_the_size_that_plans_count(spec: OptimizerSpec, dtype: str, model: Path, backend: MakeBackend) -> None:
+    trainer = backend(model, optimizer=spec, dtype=dtype)
+    step(trainer)
+    weights = trainer.residency.weights()
+    item, count = weights[0].element_size(), sum(weight.numel() for weight in weights)
+    table = weights[0].numel()
+    found = trainer.set_residency(SetResidencyRequest(weights="device", state="device")).device_bytes - num_bytes(weights)
+    assert found == pytest.approx(state_bytes(spec, {}, item, count, table), rel=0.02)
+
+
+def test_steps_after_offload_are_the_same(model: Path, backend: MakeBackend) -> None:
+    moved, still = (backend(model, optimizer=evolve(MUON, moments="8bit")) for _ in range(2))
+    for version in range(2):
+        step(moved, version)
+        step(still, version)
+        moved.set_residency(SetResidencyRequest(weights="host", state="host"))
+        moved.set_residency(SetResidencyRequest(weights="device", state="device"))
+    found, expected = exported(moved, 2), exported(still, 2)
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+
+
+def test_a_step_that_is_refused_changes_no_state(model: Path, backend: MakeBackend) -> None:
+    trainer, other = (backend(model, optimizer=MUON) for _ in range(2))
+    bad = LossSpec(path="fsdp2_support:nan_loss", config=-1e9, token_columns=("advantages",))
+    with pytest.raises(NonFiniteError):
+        trainer.train_step(step_request([BATCH], BATCH.counts(), 0, bad))
+    for one in (trainer, other):
+        step(one)
+    found, expected = exported(trainer, 1), exported(other, 1)
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+
+
+def test_adapters_have_groups_and_moments_in_8_bits(model: Path, backend: MakeBackend, tmp_path: Path) -> None:
+    """A moves by the rate of its group, ten times that of B's."""
+    groups = (OptimizerGroup(parameters=("*.lora_A.weight",), learning_rate=1e-2),)
+    trainer = backend(model, optimizer=evolve(NARROW, groups=groups), lora=LoraSpec(rank=32))
+    before = adapters(trainer, 0)
+    for version in range(2):  # B begins at zero, so that A has a gradient in the second step
+        step(trainer, version)
+    after = adapters(trainer, 2)
+    for ending, most in (("lora_A.weight", 1e-2), ("lora_B.weight", 2e-3)):
+        moved = max(float((after[name] - before[name]).abs().max()) for name in before if name.endswith(ending))
+        assert 0.5 * most < moved <= 1.1 * most
+    kinds = {
+        kind for states in trainer.optimizer.chained_optimizers for state in states.optimizer.state.values() for kind in state
+    }
+    assert "exp_avg_codes" in kinds
+    (tmp_path / "saved").mkdir()
+    trainer.save_state(SaveStateRequest(directory=tmp_path / "saved", kind="resume"))
+    step(trainer, 2)
+    expected = adapters(trainer, 3)
+    trainer.load_state(LoadStateRequest(directory=tmp_path / "saved"))
+    step(trainer, 2)
+    found = adapters(trainer, 3)
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+
+
+def adapters(trainer: MegatronBackend, version: int) -> dict[str, torch.Tensor]:
+    request = ExportWeightsRequest(weight_version=version, dtype="float32", max_bucket_bytes=2**14, adapters="alone")
+    buckets = trainer.export_weights(request).buckets
+    return {named.name: named.tensor.clone() for bucket in buckets for named in bucket.tensors}
+
+
+def test_a_head_of_values_trains_with_adamw_beside_muon(tmp_path: Path, backend: MakeBackend) -> None:
+    directory = make_model(tmp_path / "critic", "qwen3", head="value")
+    trainer = backend(directory, optimizer=MUON, head="value")
+    kinds = {
+        tuple(sorted(state))
+        for part in trainer.optimizer.chained_optimizers
+        for key, state in ((key, part.optimizer.make(key)) for group in part.optimizer.param_groups for key in group["params"])
+    }
+    assert kinds == {("momentum_buffer",), ("exp_avg", "exp_avg_sq")}
+
+
+def test_the_multi_token_head_trains_by_the_same_settings(tmp_path: Path, backend: MakeBackend) -> None:
+    directory = make_with_head(tmp_path / "model", "deepseek_v3")
+    frozen = OptimizerGroup(parameters=("*.eh_proj.weight",), learning_rate=1e-12)
+    trainer = backend(directory, optimizer=evolve(MUON, weight_decay=0.0, groups=(frozen,)), config=MegatronConfig(mtp=True))
+    before = saved(trainer)
+    step(trainer)
+    after = saved(trainer, 1)
+    (name,) = (name for name in before if name.endswith("eh_proj.weight"))
+    others = [f"{name.removesuffix('eh_proj.weight')}{other}.weight" for other in ("self_attn.o_proj", "enorm", "mlp.gate")]
+    moved = {one: float((after[one] - before[one]).abs().max()) for one in (name, *others)}
+    assert [one for one, size in moved.items() if size > 1e-6] == others, moved
+
+
+def test_megatrons_scheduler_scales_every_rate(model: Path, backend: MakeBackend) -> None:
+    """At the end of a linear decay to half the peak, each tensor moves half as far as in a first step at the peak."""
+    group = OptimizerGroup(parameters=("model.embed_tokens.weight",), learning_rate=1e-2)
+    spec = evolve(MUON, weight_decay=0.0, groups=(group,))
+    config = MegatronConfig(scheduler={"lr_decay_style": "linear", "min_lr": 5e-4})
+    moved = []
+    for place in (0, 10):
+        trainer = backend(model, optimizer=spec, config=config, schedule=ScheduleSpec())
+        before = exported(trainer)
+        trainer.train_step(evolve(step_request([BATCH], BATCH.counts()), schedule_step=place))
+        after = exported(trainer, 1)
+        moved.append({name: after[name] - before[name] for name in before})
+    for name, first in moved[0].items():
+        torch.testing.assert_close(2 * moved[1][name], first, rtol=1e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize(("written", "read"), [(OptimizerSpec(), MUON), (MUON, OptimizerSpec()), (NARROW, OptimizerSpec())])
+def test_state_of_another_optimizer_is_refused(
+    written: OptimizerSpec, read: OptimizerSpec, model: Path, backend: MakeBackend, tmp_path: Path
+) -> None:
+    writer, reader = backend(model, optimizer=written), backend(model, optimizer=read)
+    step(writer)
+    (tmp_path / "saved").mkdir()
+    writer.save_state(SaveStateRequest(directory=tmp_path / "saved", kind="resume"))
+    before = exported(reader)
+    with pytest.raises(CheckpointError, match=r"optimizer\.name"):
+        reader.load_state(LoadStateRequest(directory=tmp_path / "saved"))
+    after = exported(reader)
+    assert all(torch.equal(after[name], before[name]) for name in before)
