@@ -19,7 +19,7 @@ from megatron_support import TEMPERATURE, make_backend
 from rank_launch import collected, launch_rows, once
 from transformers import AutoConfig
 
-from rlcore.spi import CheckContext, CloseRequest, ContractError, LogprobsRequest, LoraSpec, ModelSpec, TokenBatch
+from rlcore.spi import CheckContext, CloseRequest, ContractError, LogprobsRequest, LoraSpec, ModelSpec, OptimizerSpec, TokenBatch
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.checks.check import check
 from rlcore_megatron.families.models import architecture_of, dims_of, load_config, standard_config
@@ -222,13 +222,15 @@ def test_keys_of_the_language_model_may_be_at_the_top(root: Path, tmp_path: Path
     assert architecture_of(flat).rotary_sections == architecture_of(nested).rotary_sections == (8, 4, 4)
 
 
+@pytest.mark.parametrize("spec", [OptimizerSpec(), OptimizerSpec(name="muon")])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_towers_memory_is_planned(family: str, root: Path) -> None:
+def test_the_towers_memory_is_planned(family: str, spec: OptimizerSpec, root: Path) -> None:
+    """Masters and AdamW's moments of the tower, also beside Muon, over two ranks."""
     directory = model_of(root, family)
     hf = load_config(ModelSpec(path=str(directory)))
     counted = sum(prod(source.tensors[0].shape) for source in vision_sources(hf))
     model = standard_config(hf)
-    load = Workload(world_size=2, model=model, device="cuda", max_sequence_length=64)
+    load = Workload(world_size=2, model=model, device="cuda", max_sequence_length=64, optimizer=spec)
     sizes = dict.fromkeys(("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"), 1)
     trained, still = (estimate(dims_of(hf), MegatronConfig(**sizes, freeze=freeze), load) for freeze in ("none", "vision"))
     assert trained.weights == still.weights

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from attrs import evolve
@@ -10,10 +10,11 @@ from megatron_families import make_own
 from megatron_support import make_backend
 from multi_token_reference import make_with_head
 
-from rlcore.spi import CheckContext, ConfigError, LoraSpec, ModelSpec, OptimizerGroup, OptimizerSpec
+from rlcore.spi import CheckContext, CloseRequest, ConfigError, LoraSpec, ModelSpec, OptimizerGroup, OptimizerSpec
 from rlcore_megatron.checks.check import check
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_torchkit.optimizer import settings
+from rlcore_torchkit.testing.image_models import make_image_model
 from rlcore_torchkit.testing.models import make_model
 
 MUON = OptimizerSpec(name="muon")
@@ -28,6 +29,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "qwen3_moe": make_model(root / "qwen3_moe", "qwen3_moe"),
         "deepseek_v3": make_with_head(root / "deepseek_v3", "deepseek_v3"),
         "gpt_oss": make_own(root / "gpt_oss", "gpt_oss"),
+        "qwen2_5_vl": make_image_model(root / "qwen2_5_vl", "qwen2_5_vl"),
     }
 
 
@@ -95,6 +97,20 @@ def test_the_critics_patterns_are_over_its_own_tensors(texts: Texts, models: dic
     assert text.startswith("critic.groups[0].parameters: ")
 
 
+@pytest.mark.parametrize(("freeze", "is_fine"), [("none", True), ("vision", False)])
+def test_a_vision_towers_tensors_have_groups_where_they_train(
+    freeze: Literal["none", "vision"], is_fine: bool, texts: Texts, models: dict[str, Path]
+) -> None:
+    spec = grouped("*visual.blocks.*.weight", "*visual.merger.*")
+    found = texts(spec, "qwen2_5_vl", freeze=freeze)
+    assert [text.split(":")[0] for text in found] == ([] if is_fine else ["optimizer.groups[0].parameters"])
+    if is_fine:
+        make_backend(models["qwen2_5_vl"], optimizer=spec).close(CloseRequest())
+    else:
+        with pytest.raises(ConfigError, match=r"optimizer\.groups\[0\]\.parameters"):
+            make_backend(models["qwen2_5_vl"], config=MegatronConfig(freeze=freeze), optimizer=spec)
+
+
 def test_a_frozen_reference_has_no_optimizer(texts: Texts) -> None:
     assert texts(grouped("nothing"), context={"needs_policy": False, "needs_reference": True}) == []
 
@@ -118,12 +134,15 @@ def test_fields_that_no_step_reads_stay(texts: Texts) -> None:
     assert texts(MUON, optimizer={"log_num_zeros_in_grad": True}) == []
 
 
-def test_moments_in_8_bits_need_torchao(texts: Texts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moments_in_8_bits_need_torchao(texts: Texts, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "find_spec", lambda _: None)
     (text,) = texts(OptimizerSpec(moments="8bit"))
     assert text.startswith("optimizer.moments: ")
     assert "pip install 'rlcore-megatron[8bit]'" in text
     assert texts(MUON) == []
+    critic = {"critic": ModelSpec(path=str(models["qwen3_moe"])), "head": "value"}
+    (text,) = texts(OptimizerSpec(moments="8bit"), context=critic)
+    assert text.startswith("critic.moments: ")
 
 
 def test_a_model_that_check_did_not_see_is_refused_before_it_is_built(models: dict[str, Path]) -> None:

@@ -165,16 +165,49 @@ def test_megatrons_scheduler_scales_every_rate(model: Path, backend: MakeBackend
         torch.testing.assert_close(2 * moved[1][name], first, rtol=1e-2, atol=1e-6)
 
 
-@pytest.mark.parametrize(("written", "read"), [(OptimizerSpec(), MUON), (MUON, OptimizerSpec()), (NARROW, OptimizerSpec())])
+def by_adamw(*patterns: str) -> OptimizerSpec:
+    """Muon, but for matrices of these names."""
+    return evolve(MUON, groups=(OptimizerGroup(parameters=patterns, name="adamw"),))
+
+
+@pytest.mark.parametrize(
+    ("written", "read", "key"),
+    [
+        (OptimizerSpec(), MUON, "name"),
+        (MUON, OptimizerSpec(), "name"),
+        (NARROW, OptimizerSpec(), "moments"),
+        (OptimizerSpec(), NARROW, "moments"),
+        (by_adamw("*.k_proj.weight"), MUON, r"groups for \S+k_proj\.weight"),  # parts of parameters that Megatron fuses
+        (MUON, by_adamw("*.up_proj.weight"), r"groups for \S+up_proj\.weight"),
+        (by_adamw("*.k_proj.weight"), by_adamw("*.q_proj.weight"), r"groups for \S+k_proj\.weight"),
+        (by_adamw("*.layers.*"), OptimizerSpec(), "name"),
+    ],
+)
 def test_state_of_another_optimizer_is_refused(
-    written: OptimizerSpec, read: OptimizerSpec, model: Path, backend: MakeBackend, tmp_path: Path
+    written: OptimizerSpec, read: OptimizerSpec, key: str, model: Path, backend: MakeBackend, tmp_path: Path
 ) -> None:
     writer, reader = backend(model, optimizer=written), backend(model, optimizer=read)
     step(writer)
     (tmp_path / "saved").mkdir()
     writer.save_state(SaveStateRequest(directory=tmp_path / "saved", kind="resume"))
     before = exported(reader)
-    with pytest.raises(CheckpointError, match=r"optimizer\.name"):
+    with pytest.raises(CheckpointError, match=rf"optimizer\.{key}"):
         reader.load_state(LoadStateRequest(directory=tmp_path / "saved"))
     after = exported(reader)
     assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_rates_of_groups_may_change(model: Path, backend: MakeBackend, tmp_path: Path) -> None:
+    written = by_adamw("*.k_proj.weight", "*.q_proj.weight")
+    groups = tuple(evolve(group, learning_rate=1e-12) for group in by_adamw("*.[kq]_proj.weight").groups)
+    writer, reader = backend(model, optimizer=written), backend(model, optimizer=evolve(written, groups=groups))
+    step(writer)
+    (tmp_path / "saved").mkdir()
+    writer.save_state(SaveStateRequest(directory=tmp_path / "saved", kind="resume"))
+    reader.load_state(LoadStateRequest(directory=tmp_path / "saved"))
+    before = exported(reader, 1)
+    step(reader, 1)
+    after = exported(reader, 2)
+    moved = {name for name in before if float((after[name] - before[name]).abs().max()) > 1e-6}
+    assert not any(name.endswith(("k_proj.weight", "q_proj.weight")) for name in moved)
+    assert any(name.endswith("v_proj.weight") for name in moved)

@@ -119,6 +119,18 @@ def test_one_bad_value_is_one_problem_at_its_key(problems, override: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("path", "overrides"),
+    [
+        ("critic.groups[0].name", ("optimizer.name=muon", "critic.name=adamw", "critic.groups=[{parameters=['a'], name='adamw'}]")),
+        ("optimizer.groups[0].name", ("critic={name='muon', groups=[]}", "optimizer.groups=[{parameters=['a'], name='adamw'}]")),
+        ("optimizer.muon", ("critic.name=adamw", "optimizer.muon={}")),
+    ],
+)
+def test_settings_of_muon_need_a_model_that_it_trains(problems, path: str, overrides: tuple[str, ...]) -> None:
+    assert list(problems("", *overrides)) == [path]
+
+
+@pytest.mark.parametrize(
     "overrides",
     [
         ("training.minibatches_per_step=32",),
@@ -127,6 +139,10 @@ def test_one_bad_value_is_one_problem_at_its_key(problems, override: str) -> Non
         ("optimizer.max_grad_norm=0.0", "optimizer.betas=[0.0, 0.0]"),
         ("optimizer.name=muon", "optimizer.muon={scale='original'}", "optimizer.groups=[{parameters=['a'], name='adamw'}]"),
         ("optimizer.muon={}", "critic.name=muon", "lora.rank=4", "optimizer.moments=8bit"),
+        ("optimizer.name=muon", "critic.name=adamw", "optimizer.groups=[{parameters=['a'], name='adamw'}]"),
+        ("critic.name=muon", "optimizer.groups=[{parameters=['a'], name='adamw'}]"),  # which the critic takes over
+        ("critic.name=muon", "critic.groups=[{parameters=['a'], name='adamw'}]"),
+        ("optimizer.name=muon", "critic.groups=[{parameters=['a'], name='adamw'}]"),
         ("schedule.decay=cosine", "schedule.min_learning_rate_ratio=1.0", "schedule.warmup_steps=1000"),
         ("rollout.top_k=1", "rollout.samples_per_prompt=1"),
         ("data.evaluation={}", "evaluation.samples_per_prompt=4", "evaluation.temperature=0.7"),

@@ -10,6 +10,7 @@ from attrs import frozen
 
 from rlcore.config.asynchrony import AsyncConfig
 from rlcore.config.data_problems import mix_problems, source_problems
+from rlcore.config.model import CriticConfig
 from rlcore.config.recipe import EvaluationConfig, Recipe, RolloutConfig
 from rlcore.schema import describe
 from rlcore.schema.file_limits import expanded
@@ -156,16 +157,17 @@ def _end_of_no_decay(recipe: Recipe) -> Iterator[Problem]:
 @rule("optimizer", "critic", "lora")
 def _methods(recipe: Recipe) -> Iterator[Problem]:
     """Settings of Muon where nothing trains with it, and Muon of adapters, whose factors are no matrices of the checkpoint."""
-    spec, critic = recipe.optimizer, recipe.critic
+    spec, own = recipe.optimizer, recipe.critic or CriticConfig()
+    critic = own.optimizer(spec)
     if spec.name == "muon" and recipe.lora is not None:
         yield Problem(path="optimizer.name", found='"muon", with [lora]', expected='"adamw": adapters train with AdamW')
-    if "muon" in (spec.name, critic and critic.name):
-        return
-    if spec.muon is not None:
+    if spec.muon is not None and "muon" not in (spec.name, critic.name):
         yield Problem(path="optimizer.muon", found='the table, with name = "adamw"', expected='optimizer.name = "muon"')
-    for section, groups in (("optimizer", spec.groups), ("critic", (critic and critic.groups) or ())):
+    of_both = (spec.name, critic.name if own.groups is None else spec.name)
+    for section, groups, names in (("optimizer", spec.groups, of_both), ("critic", own.groups or (), (critic.name,))):
         for path in (f"{section}.groups[{number}].name" for number, group in enumerate(groups) if group.name is not None):
-            yield Problem(path=path, found='"adamw", where AdamW trains all', expected="no such key")
+            if "muon" not in names:
+                yield Problem(path=path, found='"adamw", where AdamW trains all', expected="no such key")
 
 
 @rule("rollout.max_failed_fraction", "rollout.on_environment_error", "rollout.episode_timeout_s")

@@ -8,7 +8,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from rlcore.spi.context import OptimizerGroup, OptimizerSpec
+from rlcore.spi.context import CheckContext, OptimizerGroup, OptimizerSpec
 from rlcore.spi.errors import Problem
 
 BLOCK = 256
@@ -82,8 +82,13 @@ def group_problems(spec: OptimizerSpec, names: Iterable[str], section: str = "op
             yield Problem(path=path, found="patterns that match tensors of earlier groups alone", expected=expected)
 
 
-def missing_torchao(spec: OptimizerSpec, install: str) -> Iterator[Problem]:
+def optimizer_section(context: CheckContext) -> str:
+    """Return the table of the recipe that `context.optimizer` is: a critic's own, or [optimizer]."""
+    return "critic" if context.critic is not None and context.head == "value" else "optimizer"
+
+
+def missing_torchao(spec: OptimizerSpec, install: str, section: str = "optimizer") -> Iterator[Problem]:
     """Refuse moments in 8 bits where torchao, whose codes they are, is not installed; `install` names the extra that has it."""
     if spec.moments == "8bit" and find_spec("torchao") is None:
         remedy = f"pip install '{install}'"
-        yield Problem(path="optimizer.moments", found='"8bit" without torchao', expected="torchao installed", remedy=remedy)
+        yield Problem(path=f"{section}.moments", found='"8bit" without torchao', expected="torchao installed", remedy=remedy)

@@ -12,18 +12,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from attrs import asdict, frozen
+from attrs import asdict, evolve, field, frozen
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
 from rlcore.spi import CheckpointError, RankInfo
-from rlcore_megatron.checkpoints.checkpoint_check import check_shapes, read_metadata, require_seen
+from rlcore_megatron.checkpoints.checkpoint_check import check_kind, check_shapes, read_metadata, require_seen
 from rlcore_megatron.checkpoints.distributed_format import read, write
 from rlcore_megatron.training import optimizer_state
 from rlcore_megatron.training.optimizer_shards import Shard, parts_of, shards_of
 from rlcore_megatron.training.optimizer_state import MASTER, names_of
-from rlcore_megatron.training.shard_states import SCALES
+from rlcore_megatron.training.shard_states import SCALES, ShardStates, StateKind
 from rlcore_torchkit.distributed.agreement import first_rank, together
 from rlcore_torchkit.huggingface.hf_directory import model_storage_errors
 
@@ -41,6 +41,7 @@ class Index:
     optimizer_steps: int
     world_size: int
     """Ranks that wrote it; for information."""
+    optimizer: StateKind = field(factory=StateKind)
     format: int = FORMAT
 
 
@@ -51,7 +52,8 @@ def save(
     refuses a file of one."""
     shards = shards_of(models, optimizer)
     steps = optimizer_state.count_steps(optimizer)
-    index = Index(weight_version=weight_version, optimizer_steps=steps, world_size=rank_info.world_size)
+    kind = _state_kind(optimizer)
+    index = Index(weight_version=weight_version, optimizer_steps=steps, world_size=rank_info.world_size, optimizer=kind)
     mine = (INDEX,) if rank_info.rank == 0 else ()
     together(lambda: _write_index(directory, index, mine))
     files = write(directory / STATE, [*_tensors(_held(shards, steps)), *_scales(shards, steps, is_read=False)])
@@ -67,6 +69,9 @@ def load(directory: Path, models: Sequence[Any], optimizer: MegatronOptimizer) -
     shards = shards_of(models, optimizer)
     index, metadata = first_rank(lambda: (_read_index(directory), read_metadata(directory / STATE)))
     together(lambda: require_seen(directory / STATE))
+    kind = _state_kind(optimizer)
+    if index.optimizer_steps:
+        check_kind(directory / INDEX, index.optimizer, kind)
     check_shapes(directory / STATE, metadata, *_all_shapes(shards, index.optimizer_steps), STATE_PREFIX)
     for model in models:
         model.start_param_sync(force_sync=True)  # waits for what is under way
@@ -95,9 +100,20 @@ def _read_index(directory: Path) -> Index:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["format"] != FORMAT:
             raise CheckpointError(f"{path}: found format {found['format']}; expected {FORMAT}")
-        return Index(**found)
+        kind = dict(found.pop("optimizer", {}))
+        return Index(**found, optimizer=StateKind(**kind | {"outside_muon": tuple(kind.get("outside_muon", ()))}))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); resume from another checkpoint") from error
+
+
+def _state_kind(optimizer: MegatronOptimizer) -> StateKind:
+    """Return the kind of the whole model's state; called on every rank."""
+    mine = [part.optimizer.kind for part in parts_of(optimizer) if isinstance(part.optimizer, ShardStates)]
+    everyone: list[list[StateKind]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    kinds = [kind for of_rank in everyone for kind in of_rank]
+    outside_muon = {name for kind in kinds for name in kind.outside_muon}
+    return evolve(kinds[0], outside_muon=tuple(sorted(outside_muon))) if kinds else StateKind()
 
 
 def _held(shards: Sequence[Shard], num_steps: int) -> list[tuple[Shard, str, Tensor]]:

@@ -9,6 +9,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from rlcore.spi import CheckpointError
+from rlcore_megatron.training.shard_states import StateKind
 from rlcore_torchkit.trainer.trainer_hooks import check_same_shapes
 
 Shape: TypeAlias = tuple[int, ...]
@@ -76,6 +77,20 @@ def _check_files(state: Path, metadata: Metadata) -> None:
         if size < end:
             found = "no such file" if size < 0 else f"{size} bytes"
             raise CheckpointError(f"{state / name}: found {found}; expected at least {end}. Resume from another checkpoint")
+
+
+def check_kind(path: Path, stored: StateKind, expected: StateKind) -> None:
+    """CheckpointError unless each tensor of a checkpoint has state of the kind that `[optimizer]` gives it."""
+    keys = [f"optimizer.{key}" for key in ("name", "moments") if getattr(stored, key) != getattr(expected, key)]
+    others = sorted(set(stored.outside_muon) ^ set(expected.outside_muon))
+    if others and "optimizer.name" not in keys:
+        keys.append(f"optimizer.groups for {', '.join(others[:3])}{' and others' if others[3:] else ''}")
+    if keys:
+        found = f"state of {stored.name} with moments in {stored.moments}"
+        raise CheckpointError(
+            f"{path}: found {found}; expected that of the recipe, which differs in {', '.join(keys)}. "
+            "Set optimizer.name, moments and groups as in the run that saved it, or resume from another checkpoint"
+        )
 
 
 def check_shapes(

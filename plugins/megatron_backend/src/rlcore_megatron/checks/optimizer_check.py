@@ -3,16 +3,17 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlcore.spi import CheckContext, Head, LoraSpec, OptimizerSpec, Problem, TrainerContext
+from rlcore.spi import CheckContext, Head, LoraSpec, ModelError, OptimizerSpec, Problem, TrainerContext
 from rlcore_megatron.families.family import MegatronFamily
-from rlcore_megatron.families.models import find_family
+from rlcore_megatron.families.models import find_family, load_config
+from rlcore_megatron.families.vision_weights import vision_sources
 from rlcore_megatron.families.weight_mapping import SHARED
 from rlcore_megatron.layouts.layout_check import option_problem
 from rlcore_megatron.setup.config import MegatronConfig, has_tensor_settings
 from rlcore_torchkit.adapters.lora_targets import adapted_layers, adapter_shapes
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.huggingface.model_check import config_file
-from rlcore_torchkit.optimizer.settings import group_problems, missing_torchao
+from rlcore_torchkit.optimizer.settings import group_problems, missing_torchao, optimizer_section
 
 INSTALL = "rlcore-megatron[8bit]"
 EFFECTIVE = ("barrier_with_L1_time", "config_logger_dir", "log_num_zeros_in_grad", "reuse_grad_buf_for_mxfp8_param_ag")
@@ -26,11 +27,11 @@ def optimizer_problems(context: CheckContext, config: MegatronConfig, model: Map
     spec = context.optimizer
     if spec is None or not context.needs_policy or not has_tensor_settings(spec):
         return
-    yield from missing_torchao(spec, INSTALL)
-    yield from _table_problems(spec, config)
+    section = optimizer_section(context)
+    yield from missing_torchao(spec, INSTALL, section)
+    yield from _table_problems(spec, config, section)
     family = None if model is None else find_family(model, str(config_file(context)))
     if model is not None and isinstance(family, MegatronFamily):
-        section = "critic" if context.critic is not None and context.head == "value" else "optimizer"
         yield from pattern_problems(context, config, family, model, section)
 
 
@@ -45,6 +46,12 @@ def pattern_problems(
     dims = ModelDims.of(model)
     if context.optimizer is not None and context.optimizer.groups and dims is not None:
         names = trained_names(family, dims, context.head, context.lora, mtp=config.mtp)
+        if family.reads_images and config.freeze != "vision" and context.lora is None:
+            try:
+                hf = load_config(context.model, context.head)
+            except ModelError:  # of which the model's own checks tell
+                return
+            names += [tensor.file_name for source in vision_sources(hf) for tensor in source.tensors]
         yield from group_problems(context.optimizer, names, section)
 
 
@@ -59,10 +66,10 @@ def trained_names(family: MegatronFamily, dims: ModelDims, head: Head, lora: Lor
     return list(dict.fromkeys(tensor.file_name for tensor in tensors))
 
 
-def _table_problems(spec: OptimizerSpec, config: MegatronConfig) -> Iterator[Problem]:
+def _table_problems(spec: OptimizerSpec, config: MegatronConfig, section: str) -> Iterator[Problem]:
     """Refuse fields of Megatron's classes that would have no effect, or another one than they say."""
     keys = {"name": spec.name != "adamw", "moments": spec.moments != "float32", "groups": bool(spec.groups)}
-    reason = f"[optimizer] sets {', '.join(key for key, is_set in keys.items() if is_set)}, which its own step computes"
+    reason = f"[{section}] sets {', '.join(key for key, is_set in keys.items() if is_set)}, which its own step computes"
     for key in config.optimizer:
         if key not in EFFECTIVE:
             yield option_problem(f"optimizer.{key}", repr(config.optimizer[key]), "no such field", f"Leave it out: {reason}")

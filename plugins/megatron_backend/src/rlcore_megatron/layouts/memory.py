@@ -117,7 +117,7 @@ class Parameters:
     expert: float
     """The experts' MLPs: the same on all expert-data ranks."""
     tables: float
-    """Embedding and output layer, which `dense` counts too."""
+    """Embedding, output layer and vision tower, which `dense` counts too: AdamW trains them beside Muon."""
 
     @property
     def total(self) -> float:
@@ -167,7 +167,7 @@ def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimat
     tower = _tower_parameters(load.model)
     trained_tower = 0 if config.freeze == "vision" else tower
     parameters = Parameters.of(dims, config)
-    parameters = evolve(parameters, dense=parameters.dense + trained_tower)
+    parameters = evolve(parameters, dense=parameters.dense + trained_tower, tables=parameters.tables + trained_tower)
     held = parameters.total
     reference = None if load.reference is None else ModelDims.of(load.reference)
     unchanged = (

@@ -25,7 +25,8 @@ DECODED_BYTES = 80
 
 
 def state_bytes(spec: OptimizerSpec, table: Mapping[str, Any], item: int, owned: float, owned_tables: float) -> float:
-    """Bytes of masters and state of the `owned` parameters of a rank, of which `owned_tables` are embedding and head.
+    """Bytes of masters and state of the `owned` parameters of a rank, of which `owned_tables` are of embedding, head and
+    vision tower.
 
     `item` is the size of a weight: float32 weights are their own masters. Where groups take matrices out of Muon, each counts
     with the larger of both states.

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
@@ -43,6 +43,8 @@ class ShardElements:
     elements: Sequence[Elements]
     settings: Sequence[TensorSettings]
     """Settings of every tensor in the parameter, whichever rank has its elements: all ranks keep the same kinds of state."""
+    outside_muon: Sequence[str]
+    """Matrices in the parameter that a group trains with AdamW in place of Muon."""
 
     @property
     def num_rows(self) -> int:
@@ -71,6 +73,12 @@ def settings_of(tensor: HfTensor, source: Source, spec: OptimizerSpec) -> Tensor
     return tensor_settings(spec, tensor.file_name, tensor.file_shape, in_layers=source.layer is not None)
 
 
+def _is_outside_muon(tensor: HfTensor, source: Source, spec: OptimizerSpec) -> bool:
+    """Return whether Muon would train a tensor if no group said otherwise."""
+    methods = [settings_of(tensor, source, each).method for each in (spec, evolve(spec, groups=()))]
+    return methods == ["adamw", "muon"]
+
+
 def _sources(models: Sequence[Any], names: Sequence[Names], layout: ParallelLayout) -> dict[int, Source]:
     """The source of each parameter, by its identity."""
     return {
@@ -96,4 +104,5 @@ def _of_part(part: Any, sources: Mapping[int, Source], layout: ParallelLayout, s
             first=own.start,
             elements=elements,
             settings=list(settings.values()),
+            outside_muon=[tensor.file_name for tensor in source.tensors if _is_outside_muon(tensor, source, spec)],
         )

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
+from rlcore.spi import OptimizerSpec
 from rlcore_megatron.training.shard_elements import ShardElements
 from rlcore_torchkit.optimizer.settings import BLOCK
 
@@ -17,17 +19,31 @@ SCALES = tuple(f"{moment}_scales" for moment in MOMENTS)
 MOMENTUM = "momentum_buffer"
 
 
+@frozen(kw_only=True)
+class StateKind:
+    """What decides which state each tensor has."""
+
+    name: str = "adamw"
+    """OptimizerSpec.name."""
+    moments: str = "float32"
+    """OptimizerSpec.moments."""
+    outside_muon: tuple[str, ...] = ()
+    """Matrices, ascending by name, that groups train with AdamW in place of Muon."""
+
+
 class ShardStates(torch.optim.Optimizer):
     """The inner optimizer of one of Megatron's distributed optimizers, as the holder of its shards and their state.
 
     Its own step does nothing: `TensorOptimizer` steps all shards of a rank before Megatron copies masters to weights.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], shards: Sequence[ShardElements]) -> None:
+    def __init__(self, groups: list[dict[str, Any]], shards: Sequence[ShardElements], spec: OptimizerSpec) -> None:
         """`groups` are those of Megatron's distributed optimizer, which it goes on to read and write."""
         super().__init__([torch.empty(0)], {})  # keys may be views of weights, which torch refuses here
         self.param_groups = groups
         self.shards = {id(shard.key): shard for shard in shards}
+        outside_muon = {name for shard in shards for name in shard.outside_muon}
+        self.kind = StateKind(name=spec.name, moments=spec.moments, outside_muon=tuple(sorted(outside_muon)))
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Do nothing."""

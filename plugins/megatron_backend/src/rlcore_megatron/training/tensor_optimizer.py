@@ -35,7 +35,7 @@ class TensorOptimizer:
         """`names` are those of all parameters that train. The inner optimizers of `optimizer` become ShardStates."""
         self._states, shards = [], []
         for part, of_part in zip(parts_of(optimizer), elements_of(models, optimizer, names, layout, spec), strict=True):
-            part.optimizer = ShardStates(part.optimizer.param_groups, of_part)
+            part.optimizer = ShardStates(part.optimizer.param_groups, of_part, spec)
             self._states.append(part.optimizer)
             shards += [(shard, part.optimizer) for shard in of_part]
         # Tensor, context, expert and data-parallel ranks: all that hold something of a stage.
