@@ -17,6 +17,10 @@ BLOCK = 256
 """Elements of a row that share the scale of a moment in 8 bits."""
 LEAST_8BIT = 4096
 """Elements of the smallest tensor whose moments are kept in 8 bits."""
+DECODED_ELEMENTS = 2**22
+"""Most elements, unless one row has more, whose moments in 8 bits are float32 at a time."""
+DECODED_BYTES = 80
+"""Bytes of such an element: moments in float32, and indices that encode them."""
 _NOT_IN_LAYERS = ("embed", "lm_head", "shared_head.head")
 """Parts of the names of tensors that no linear layer of a decoder's layer has, although they may lie below one."""
 _FLAT_STACK = re.compile(r"\.experts\.(?!\d+\.).*(?<!\.weight)(?<!bias)\Z")
