@@ -60,8 +60,10 @@ class Columns:
 
 
 def row_parts(shape: Sequence[int]) -> Iterator[tuple[Any, ...]]:
-    """Yield indices of consecutive parts of a tensor [..., C], each of whole rows and at most DECODED_ELEMENTS elements, unless one
-    row has more: a slice of the first dimension, or behind numbers one of a later dimension."""
+    """Yield indices of consecutive parts of a tensor [..., C], each of whole rows and at most DECODED_ELEMENTS elements.
+
+    A longer row is a part by itself. An index is a slice of the first dimension, or behind numbers one of a later dimension.
+    """
     each = prod(shape[1:])
     if each > settings.DECODED_ELEMENTS and len(shape) > 2:
         for index in range(shape[0]):
