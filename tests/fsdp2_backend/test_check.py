@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
+from safetensors.torch import load_file, save_file
 
 from rlcore.spi import CheckContext, LoraSpec, ModelSpec, Note, OptimizerGroup, OptimizerSpec
 from rlcore_fsdp2.check import check
@@ -40,6 +41,39 @@ def test_groups_name_tensors_of_the_files(context):
     assert list(check(sound, Fsdp2Config())) == []
     alone = evolve(context, optimizer=OptimizerSpec(groups=groups), needs_policy=False, needs_reference=True)
     assert list(check(alone, Fsdp2Config())) == []
+
+
+def problems_of_groups(context, config, *patterns):
+    groups = tuple(OptimizerGroup(parameters=(pattern,), learning_rate=0.1) for pattern in patterns)
+    return [problem.path for problem in check(evolve(context, optimizer=OptimizerSpec(groups=groups)), config)]
+
+
+def test_names_of_groups_are_those_of_exports(context, model_directory, tmp_path):
+    """A directory that lacks the prefix of a decoder's names has them in exports, as the build has them."""
+    shutil.copytree(model_directory(), tmp_path / "bare")
+    file = tmp_path / "bare" / "model.safetensors"
+    save_file({name.removeprefix("model."): value for name, value in load_file(file).items()}, file, {"format": "pt"})
+    bare = evolve(context, model=ModelSpec(path=str(tmp_path / "bare")))
+    assert problems_of_groups(bare, Fsdp2Config(), "model.embed_tokens.weight") == []
+    assert problems_of_groups(bare, Fsdp2Config(), "embed_tokens.weight") == ["optimizer.groups[0].parameters"]
+
+
+def test_critic_of_a_language_model_has_no_tensor_of_its_head(context):
+    critic = evolve(context, head="value", critic=context.model)
+    assert problems_of_groups(critic, Fsdp2Config(), "score.weight") == []
+    assert problems_of_groups(critic, Fsdp2Config(), "lm_head.weight") == ["critic.groups[0].parameters"]
+
+
+def test_frozen_tower_has_no_tensor_that_trains(context, tmp_path):
+    make_image_model(tmp_path / "images")
+    images = evolve(context, model=ModelSpec(path=str(tmp_path / "images")))
+    assert problems_of_groups(images, Fsdp2Config(), "*visual.*") == []
+    assert problems_of_groups(images, Fsdp2Config(freeze="vision"), "*visual.*") == ["optimizer.groups[0].parameters"]
+
+
+def test_parts_of_what_a_parameter_holds_are_refused(context, model_directory):
+    experts = evolve(context, model=ModelSpec(path=str(model_directory("qwen3_moe", False))))
+    assert problems_of_groups(experts, Fsdp2Config(), "*.layers.0.mlp.experts.2.*") == ["optimizer.groups"] * 2
 
 
 def test_moments_in_8_bits_need_torchao(context, monkeypatch):

@@ -12,6 +12,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from rlcore.spi import OptimizerSpec
 from rlcore_fsdp2.optimizer import Optimizer, clip, local_norms, squared_norm
 from rlcore_fsdp2.trained_parameters import TrainedParameter
+from rlcore_torchkit.optimizer import settings
 from rlcore_torchkit.optimizer.settings import tensor_settings
 
 SPEC = OptimizerSpec(learning_rate=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)
@@ -97,6 +98,22 @@ def test_moments_in_8_bits_are_those_of_torchao():
         "vector": torch.float32,
     }
     assert state["large"]["exp_avg_sq_scale"].shape == (16, 2)
+
+
+@pytest.mark.parametrize("shape", [(24, 300), (3, 8, 300)])
+def test_moments_in_8_bits_of_a_few_rows_at_a_time_are_the_same(monkeypatch, shape):
+    found = []
+    for most in (settings.DECODED_ELEMENTS, 700):
+        monkeypatch.setattr(settings, "DECODED_ELEMENTS", most)
+        model = nn.ParameterDict({"weight": torch.ones(shape)})
+        optimizer = make_optimizer(model, evolve(SPEC, moments="8bit"))
+        for gradient in gradients_of(shape, shape):
+            model["weight"].grad = gradient
+            optimizer.step(1.0)
+        found.append({"weight": model["weight"].detach(), **optimizer.state[model["weight"]]})
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+    assert found[0]["step"] == 2
 
 
 def test_the_norm_is_that_of_all_gradients_together():

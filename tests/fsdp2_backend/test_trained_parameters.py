@@ -1,12 +1,13 @@
 """Settings of parameters that hold several tensors of a checkpoint, and where its matrices lie in them."""
 
 import pytest
+import torch
 from attrs import evolve
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DbrxConfig
 
 from rlcore.spi import ConfigError, OptimizerGroup, OptimizerSpec
 from rlcore_fsdp2.export import Exporter
-from rlcore_fsdp2.trained_parameters import Matrix, trained_parameters
+from rlcore_fsdp2.trained_parameters import Matrix, settings_problems, trained_parameters
 
 MUON = OptimizerSpec(name="muon")
 
@@ -60,3 +61,16 @@ def test_parts_of_a_stack_are_refused(patterns, settings, num_problems, found):
         found(group(*patterns, **settings))
     assert len(caught.value.problems) == num_problems
     assert {problem.path.partition("[")[0] for problem in caught.value.problems} == {"optimizer.groups"}
+
+
+def test_experts_that_files_hold_as_one_matrix_have_no_muon():
+    experts = {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2}
+    attention = {"kv_n_heads": 2, "rope_theta": 10000.0}
+    config = DbrxConfig(d_model=32, n_heads=4, n_layers=2, vocab_size=64, ffn_config=experts, attn_config=attention)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    exported = Exporter(model).exported
+    problems = list(settings_problems(model, exported, MUON, "critic"))
+    assert {problem.path for problem in problems} == {"critic.name"}
+    assert len(problems) == 2 * 3
+    assert list(settings_problems(model, exported, group("*.experts.mlp.*", name="adamw"), "critic")) == []

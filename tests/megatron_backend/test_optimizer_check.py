@@ -83,6 +83,24 @@ def test_a_pattern_that_matches_nothing_is_refused(model: str, pattern: str, tex
     assert text.startswith(f"optimizer.groups[0].parameters: found {pattern!r}, ")
 
 
+@pytest.mark.parametrize(
+    ("model", "pattern", "settings", "keys"),
+    [
+        ("qwen3_moe", "*.q_proj.weight", {"betas": (0.5, 0.6)}, ["betas"]),
+        ("gpt_oss", "*.experts.gate_up_proj", {"betas": (0.5, 0.6)}, ["betas"]),
+        ("qwen3_moe", "*norm.weight", {"weight_decay": 0.1}, ["weight_decay"]),
+        ("qwen3_moe", "model.embed_tokens.weight", {"name": "adamw"}, ["name"]),
+        ("qwen2_5_vl", "*visual.*", {"name": "adamw"}, ["name"]),
+        ("qwen3_moe", "*.mlp.gate.weight", {"name": "adamw", "betas": (0.5, 0.6), "weight_decay": 0.0}, []),
+    ],
+)
+def test_keys_of_groups_without_effect_are_refused(
+    model: str, pattern: str, settings: dict[str, Any], keys: list[str], texts: Texts
+) -> None:
+    found = texts(evolve(MUON, groups=(OptimizerGroup(parameters=(pattern,), **settings),)), model)
+    assert [text.partition(":")[0] for text in found] == [f"optimizer.groups[0].{key}" for key in keys]
+
+
 def test_with_adapters_patterns_are_over_their_names(texts: Texts) -> None:
     lora = {"lora": LoraSpec(rank=2)}
     assert texts(grouped("*.q_proj.lora_A.weight"), context=lora) == []

@@ -190,23 +190,48 @@ def test_another_optimizer_is_reported(tmp_path: Path) -> None:
     assert "policy.optimizer.name" in reported(grpo(tmp_path, "policy.optimizer.name=torch.optim.SGD"))
 
 
+def muon_of(found: ImportedRecipe) -> dict[str, object]:
+    section = "optimizer.muon."
+    return {key.removeprefix(section): value for key, value in found.values.items() if key.startswith(section)}
+
+
 @pytest.mark.parametrize(
     ("options", "scale", "is_reported"),
     [
         ("muon_scale_mode: spectral, muon_extra_scale_factor: 0.2", "match_rms_adamw", False),
         ("muon_scale_mode: shape_scaling", "original", False),
+        ("muon_scale_mode: shape_scaling, muon_extra_scale_factor: 0.5", "original", True),
         ("muon_scale_mode: unit_rms_norm", "match_rms_adamw", True),
     ],
 )
 def test_muon_of_megatron_has_its_options(tmp_path: Path, options: str, scale: str, is_reported: bool) -> None:
     optimizer = f"{{optimizer: muon, lr: 1e-6, weight_decay: 0.1, muon_momentum: 0.9, muon_num_ns_steps: 6, {options}}}"
     found = grpo(tmp_path, f"policy.megatron_cfg={{enabled: true, optimizer: {optimizer}}}")
-    section = "optimizer.muon."
-    assert {key.removeprefix(section): value for key, value in found.values.items() if key.startswith(section)} == {
-        "momentum": 0.9,
-        "nesterov": True,
-        "newton_schulz_steps": 6,
-        "scale": scale,
-    }
+    assert muon_of(found) == {"momentum": 0.9, "nesterov": False, "newton_schulz_steps": 6, "scale": scale}
     assert found.values["optimizer.name"] == "muon"
     assert ("policy.megatron_cfg.optimizer.muon_scale_mode" in reported(found)) is is_reported
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("", {"momentum": 0.95, "nesterov": True, "newton_schulz_steps": 5, "scale": "original"}),
+        (
+            ", momentum: 0.9, nesterov: false, ns_steps: 6, adjust_lr_fn: match_rms_adamw",
+            {"momentum": 0.9, "nesterov": False, "newton_schulz_steps": 6, "scale": "match_rms_adamw"},
+        ),
+    ],
+)
+def test_muon_of_torch_has_torchs_options(tmp_path: Path, arguments: str, expected: dict[str, object]) -> None:
+    found = grpo(tmp_path, f"policy.optimizer={{name: torch.optim.Muon, kwargs: {{lr: 1e-3{arguments}}}}}")
+    assert muon_of(found) == expected
+    assert found.values["optimizer.weight_decay"] == 0.1
+    assert "optimizer.eps" not in found.values
+    of_adamw = {"betas", "eps"}  # of the file, whose table the argument merges with
+    assert {key.rpartition(".")[2] for key in reported(found) if "kwargs" in key} == {*of_adamw, "weight_decay"}
+
+
+@pytest.mark.parametrize("option", ["muon_momentum: 1.0", "muon_num_ns_steps: 120"])
+def test_options_of_muon_beyond_a_recipes_bounds_are_refused(tmp_path: Path, option: str) -> None:
+    with pytest.raises(ConfigError, match=option.partition(":")[0]):
+        grpo(tmp_path, f"policy.megatron_cfg={{enabled: true, optimizer: {{optimizer: muon, lr: 1e-6, {option}}}}}")

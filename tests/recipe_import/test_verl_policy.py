@@ -113,14 +113,72 @@ def test_moments_of_torchao_are_in_8_bits(read: Read) -> None:
         ({}, "match_rms_adamw", {"muon_scale_mode"}),
         ({"muon_extra_scale_factor": 0.2, "muon_tp_mode": "duplicated"}, "match_rms_adamw", set()),
         ({"muon_scale_mode": "shape_scaling", "muon_split_qkv": "false"}, "original", {"muon_split_qkv"}),
+        ({"muon_match_adamw_update_rms": "true"}, "match_rms_adamw", {"muon_scale_mode"}),
+        (
+            {"muon_match_adamw_update_rms": "true", "muon_scale_mode": "shape_scaling"},
+            "original",
+            {"muon_scale_mode"},
+        ),
+        ({"muon_extra_scale_factor": 0.2, "muon_scalar_optimizer": "lion"}, "match_rms_adamw", {"muon_scalar_optimizer"}),
     ],
 )
 def test_muon_is_muon(read: Read, options: dict[str, Any], scale: str, keys: set[str]) -> None:
-    found = read(f"{ACTOR}.strategy=megatron", *optim(optimizer="muon", muon_nesterov="true", **options))
+    found = read(f"{ACTOR}.strategy=megatron", *optim(optimizer="muon", **options))
     assert (found.values["optimizer.name"], found.values["optimizer.muon.scale"]) == ("muon", scale)
+    assert found.values["optimizer.muon.nesterov"] is False
     different = {one.key for one in found.unmapped if one.changes_meaning}
     assert {f"{ACTOR}.optim.{key}" for key in keys} == {key for key in different if "muon" in key}
     assert "optimizer.muon.scale" not in read(*optim(**options)).values
+
+
+def test_factor_of_muon_that_matches_adamw_is_verls(read: Read) -> None:
+    """verl takes √((1 - β₁) / (1 + β₁))."""
+    found = read(f"{ACTOR}.strategy=megatron", *optim(optimizer="muon", muon_match_adamw_update_rms="true"))
+    (why,) = (one.why for one in found.unmapped if one.key.endswith("muon_scale_mode"))
+    assert "0.229416" in why
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_parts_of_tensor_ranks_change_the_meaning(read: Read, ranks: int) -> None:
+    overrides = [f"{ACTOR}.strategy=megatron", f"++{ACTOR}.megatron.tensor_model_parallel_size={ranks}"]
+    found = read(*overrides, *optim(optimizer="muon"))
+    (one,) = (one for one in found.unmapped if one.key.endswith("muon_tp_mode"))
+    assert one.changes_meaning is (ranks > 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"muon_momentum": 1.0}, "muon_momentum"),
+        ({"muon_num_ns_steps": 120}, "muon_num_ns_steps"),
+        ({"muon_match_adamw_update_rms": "true", "muon_extra_scale_factor": 0.2}, "muon_match_adamw_update_rms"),
+    ],
+)
+def test_options_that_muon_cannot_have_are_refused(read: Read, options: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        read(f"{ACTOR}.strategy=megatron", *optim(optimizer="muon", **options))
+
+
+@pytest.mark.parametrize(
+    ("policys", "critics", "expected", "is_reported"),
+    [
+        ("muon", "muon", {}, False),
+        ("muon", "AdamW", {"critic.name": "adamw"}, False),
+        ("AdamW", "muon", {"critic.name": "muon", "optimizer.muon.momentum": 0.9}, False),
+        ("AdamW", "AdamW8bit", {"critic.moments": "8bit"}, False),
+        ("muon", "muon", {}, True),
+    ],
+)
+def test_critic_has_its_own_optimizer(
+    read: Read, policys: str, critics: str, expected: dict[str, Any], is_reported: bool
+) -> None:
+    options = ["algorithm.adv_estimator=gae", f"{ACTOR}.strategy=megatron", *optim(optimizer=policys, muon_momentum=0.9)]
+    options += [f"++critic.optim.optimizer={critics}", f"++critic.optim.muon_momentum={0.8 if is_reported else 0.9}"]
+    found = read(*options)
+    kinds = {key: value for key, value in found.values.items() if key in ("critic.name", "critic.moments")}
+    assert kinds == {key: value for key, value in expected.items() if key.startswith("critic")}
+    assert found.values | expected == found.values
+    assert ("critic.optim.optimizer" in reported(found)) is is_reported
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from rlcore_torchkit.optimizer.moments import Columns, decode, encode
+from rlcore_torchkit.optimizer import settings
+from rlcore_torchkit.optimizer.moments import Columns, decode, encode, row_parts
 
 
 def values_of(*shape):
@@ -48,3 +49,17 @@ def test_nothing_stays_nothing():
         codes = encode(torch.zeros(2, 300), scales, columns, signed=signed)
         assert decode(codes, scales, columns, signed=signed).abs().max() == 0.0
         assert decode(torch.zeros_like(codes), scales, columns, signed=signed).abs().max() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_parts"),
+    [((4, 8), 1), ((9, 8), 3), ((0, 8), 0), ((3, 40), 3), ((4, 2, 8), 2), ((2, 9, 8), 6), ((0, 9, 8), 0), ((2, 3, 40), 6)],
+)
+def test_parts_of_rows_are_the_tensor(monkeypatch, shape, num_parts):
+    monkeypatch.setattr(settings, "DECODED_ELEMENTS", 32)
+    found, parts = torch.zeros(shape), list(row_parts(shape))
+    for part in parts:
+        found[part] += 1
+        assert found[part].numel() <= max(32, shape[-1])
+    assert (found == 1).all()
+    assert len(parts) == num_parts

@@ -1,11 +1,19 @@
 """The settings of tensors by `[optimizer]`, and which patterns are refused."""
 
+from types import SimpleNamespace
+
 import pytest
 from attrs import evolve
 
 from rlcore.spi import OptimizerGroup, OptimizerSpec
 from rlcore_torchkit.optimizer import settings
-from rlcore_torchkit.optimizer.settings import group_problems, missing_torchao, tensor_settings
+from rlcore_torchkit.optimizer.settings import (
+    effect_problems,
+    group_problems,
+    is_flat_stack,
+    missing_torchao,
+    tensor_settings,
+)
 
 MUON = OptimizerSpec(name="muon", learning_rate=1e-3, weight_decay=0.1, moments="8bit")
 LAYER = "model.layers.3."
@@ -23,6 +31,13 @@ LAYER = "model.layers.3."
         (f"{LAYER}self_attn.sinks", (8,), True, "adamw"),
         (f"{LAYER}mixer.conv1d.weight", (64, 1, 4), True, "adamw"),
         (f"{LAYER}mixer.A_log", (64, 16), True, "adamw"),
+        (f"{LAYER}conv.in_proj.weight", (192, 64), True, "muon"),
+        (f"{LAYER}conv.conv.weight", (64, 1, 3), True, "adamw"),
+        (f"{LAYER}linear_attn.q_conv1d.weight", (64, 4), True, "adamw"),
+        (f"{LAYER}short_conv.weight", (64, 64, 4), True, "adamw"),
+        (f"{LAYER}block_sparse_moe.input_linear.weight", (8, 64, 32), True, "muon"),
+        (f"{LAYER}mlp.output_linear.weight", (8, 64, 32), True, "muon"),
+        (f"{LAYER}mlp.output_linear.bias", (8, 64, 32), True, "adamw"),
         (f"{LAYER}shared_head.head.weight", (100, 64), True, "adamw"),
         (f"{LAYER}input_layernorm.weight", (64,), True, "adamw"),
         ("model.embed_tokens.weight", (100, 64), False, "adamw"),
@@ -31,6 +46,20 @@ LAYER = "model.layers.3."
 )
 def test_muon_has_the_matrices_of_layers(name, shape, in_layers, method):
     assert tensor_settings(MUON, name, shape, in_layers=in_layers).method == method
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "is_flat"),
+    [
+        (f"{LAYER}ffn.experts.mlp.w1", (256, 64), True),
+        (f"{LAYER}ffn.experts.mlp.w1", (8, 32, 64), False),
+        (f"{LAYER}mlp.experts.gate_up_proj_bias", (8, 64), False),
+        (f"{LAYER}mlp.experts.7.w1", (32, 64), False),
+        (f"{LAYER}self_attention.experts.router.layer.weight", (8, 64), False),
+    ],
+)
+def test_stack_that_files_hold_as_one_matrix_is_known_by_its_name(name, shape, is_flat):
+    assert is_flat_stack(name, shape) is is_flat
 
 
 @pytest.mark.parametrize(
@@ -70,8 +99,42 @@ def test_groups_without_a_tensor_are_refused(patterns, paths):
     assert [problem.path for problem in group_problems(spec, ["a.weight", "b.weight", "b.bias"])] == paths
 
 
+@pytest.mark.parametrize(
+    ("method", "patterns", "settings", "keys"),
+    [
+        ("muon", ("*.q_proj.weight",), {"betas": (0.5, 0.6)}, ["betas"]),
+        ("muon", ("*.q_proj.weight", "*norm*"), {"betas": (0.5, 0.6)}, []),
+        ("adamw", ("*.q_proj.weight",), {"betas": (0.5, 0.6)}, []),
+        ("adamw", ("*norm*",), {"weight_decay": 0.1}, ["weight_decay"]),
+        ("adamw", ("*norm*", "lm_head.*"), {"weight_decay": 0.1}, []),
+        ("muon", ("lm_head.*", "*norm*"), {"name": "adamw"}, ["name"]),
+        ("muon", ("*.q_proj.weight",), {"name": "adamw", "betas": (0.5, 0.6)}, []),
+        ("adamw", ("lm_head.*",), {"name": "adamw"}, []),  # a critic's, which has the policy's groups
+        ("muon", ("*norm*",), {"name": "adamw", "weight_decay": 0.0}, ["weight_decay", "name"]),
+    ],
+)
+def test_keys_of_groups_that_change_nothing_are_refused(method, patterns, settings, keys):
+    tensors = {
+        f"{LAYER}self_attn.q_proj.weight": ((64, 64), True),
+        f"{LAYER}input_layernorm.weight": ((64,), True),
+        "lm_head.weight": ((100, 64), False),
+    }
+    spec = OptimizerSpec(name=method, groups=(OptimizerGroup(parameters=patterns, **settings),))
+    assert [problem.path for problem in effect_problems(spec, tensors)] == [f"optimizer.groups[0].{key}" for key in keys]
+
+
 def test_missing_torchao_is_refused_with_what_installs_it(monkeypatch):
     monkeypatch.setattr(settings, "find_spec", lambda name: None)
     (problem,) = missing_torchao(MUON, "rlcore-mine[8bit]")
     assert "rlcore-mine[8bit]" in problem.remedy
     assert list(missing_torchao(OptimizerSpec(), "rlcore-mine[8bit]")) == []
+
+
+def test_torchao_without_the_codes_is_refused(monkeypatch, tmp_path):
+    found = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(settings, "find_spec", lambda name: found)
+    (problem,) = missing_torchao(MUON, "rlcore-mine[8bit]")
+    assert "quant_utils" in problem.found
+    (tmp_path / "optim").mkdir()
+    (tmp_path / "optim" / "quant_utils.py").touch()
+    assert list(missing_torchao(MUON, "rlcore-mine[8bit]")) == []

@@ -17,6 +17,7 @@ from rlcore_fsdp2.layout_check import (
     reference_layout_problems,
     undescribed_problems,
 )
+from rlcore_fsdp2.optimizer_check import optimizer_problems
 from rlcore_torchkit.adapters.lora_targets import lora_problems
 from rlcore_torchkit.architectures.decoders import described_family, has_layout_plan, is_image_model, length_problems
 from rlcore_torchkit.architectures.dims import ModelDims
@@ -28,7 +29,6 @@ from rlcore_torchkit.huggingface.model_check import (
     routing_problems,
     trained_model_problems,
 )
-from rlcore_torchkit.huggingface.optimizer_check import optimizer_problems
 
 COMPILERS = ("g++", "clang++", "c++")
 """Compilers by which torch.compile builds its kernels' launchers."""
@@ -37,11 +37,11 @@ COMPILERS = ("g++", "clang++", "c++")
 def check(context: CheckContext, config: Fsdp2Config) -> Sequence[Problem | Note]:
     """Return all problems of the configuration at once; notes where there is none."""
     own_layout_problems = layout_problems if context.needs_policy else reference_layout_problems
+    of_model = [*trained_model_problems(context, any_decoder=True), *_undescribed_problems(context, config)]
     problems = [
-        *trained_model_problems(context, any_decoder=True),
-        *_undescribed_problems(context, config),
+        *of_model,
         *lora_problems(context),
-        *optimizer_problems(context, "rlcore-fsdp2[8bit]"),
+        *optimizer_problems(context, config, is_sound=not of_model),
         *own_layout_problems(config, context.world_size, context.device, model_config(context)),
         *reference_problems(
             context, partial(reference_layout_problems, config, context.world_size, context.device), any_decoder=True

@@ -1,8 +1,8 @@
 """Muon's update of matrices that ranks hold in parts: each matrix is whole on one rank while it is orthogonalized.
 
-FSDP's ranks divide the matrices among themselves, and exchange the parts of as many at a time as there are ranks. Parts of the
-results come back in bfloat16. Tensor ranks gather their parts, and each computes the whole. Stacks of experts are divided by
-experts, so that a rank has whole matrices.
+FSDP's ranks divide the matrices among themselves, and exchange the parts of as many at a time as there are ranks. Parts travel
+in bfloat16 both ways, to which the iteration rounds first. Tensor ranks gather their parts, and each computes the whole. Stacks
+of experts are divided by experts, so that a rank has whole matrices.
 
 Shapes: A rows and B columns of a parameter, a rows and b columns of this rank's part.
 """
@@ -56,14 +56,14 @@ def update_divided(
     group = mesh.get_group(FSDP)
     for first in range(0, len(members), group.size()):
         several = members[first : first + group.size()]
-        parts = [update_of(member).to(device) for member in several]
+        parts = [update_of(member).to(device, muon.PRECISION) for member in several]
         rows = [_rows_of_ranks(member.parameter, group.size()) for member in several]
         columns = [part.shape[1] for part in parts]
         sent = [part.numel() for part in parts] + [0] * (group.size() - len(parts))
         own = group.rank() if group.rank() < len(several) else None
         received = [0] * group.size() if own is None else [count * columns[own] for count in rows[own]]
         gathered = _exchanged(torch.cat([part.flatten() for part in parts]), sent, received, group)
-        changed = gathered.to(muon.PRECISION)
+        changed = gathered
         if own is not None:
             changed = _orthogonalized(several[own], gathered.view(-1, columns[own]), spec).flatten()
         returned = _exchanged(changed, received, sent, group).split(sent[: len(parts)])
@@ -96,7 +96,7 @@ def _exchanged(values: Tensor, sent: list[int], received: list[int], group: dist
 
 
 def _orthogonalized(member: TrainedParameter, part: Tensor, spec: MuonSpec) -> Tensor:
-    """PRECISION [a, b]: this tensor rank's part of the orthogonalized matrices of a parameter, of its part float32 [a, b]."""
+    """PRECISION [a, b]: this tensor rank's part of the orthogonalized matrices of a parameter, of its part PRECISION [a, b]."""
     divided = [(name, placement) for name, size, placement in _sizes(member.parameter) if name == TENSOR and size > 1]
     whole, mine = part, None
     if divided and isinstance(divided[0][1], Shard):

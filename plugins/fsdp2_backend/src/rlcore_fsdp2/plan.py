@@ -15,6 +15,7 @@ from rlcore_fsdp2.config import MOST_HELD, Fsdp2Config
 from rlcore_fsdp2.layout_check import layout_problems
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import find_architecture
+from rlcore_torchkit.optimizer.settings import DECODED_BYTES, DECODED_ELEMENTS
 from rlcore_torchkit.trainer.step_costs import Layout, layer_parameters, num_microbatches, num_parameters, state_bytes
 from rlcore_torchkit.trainer.trainer_plan import crossing, planned_model, sent_copies, tokens_of, trainer_seconds
 
@@ -151,11 +152,15 @@ def memory_of(context: PlanContext, dims: ModelDims, reference: ModelDims | None
         weights = state = 0.0
     tokens = max(context.max_microbatch_tokens, context.max_sequence_length)
     logits = min(LOGITS_ELEMENTS, tokens * dims.vocab_size / tensor) * LOGITS_BYTES
+    activations = _activation_bytes(dims, config, tokens * item / config.context_parallel, logits)
+    if context.optimizer.moments == "8bit" and not config.cpu_offload:
+        # The step decodes moments once activations and logits are gone.
+        activations = max(activations, DECODED_BYTES * min(trained / shards, DECODED_ELEMENTS) - logits)
     parts = {
         "weights": weights + gathered,
         "gradients": gradients,
         "optimizer state": state,
-        "activations": _activation_bytes(dims, config, tokens * item / config.context_parallel, logits),
+        "activations": activations,
         "logits": logits,
     }
     return {name: int(size) for name, size in parts.items()}

@@ -43,6 +43,14 @@ def make_policy(
     return model, exporter
 
 
+def empty_policy(spec: ModelSpec, config: Fsdp2Config, head: Head) -> tuple[Any, Exporter]:
+    """The model to train on device "meta", without values, and what would export it."""
+    model = load_model(spec, dtype=torch.float32, device="meta", any_decoder=True, head=head)
+    exporter = Exporter(model)
+    _freeze(model, config)
+    return model, exporter
+
+
 def make_adapted_policy(
     context: TrainerContext, config: Fsdp2Config, meshes: Meshes | None, device: torch.device
 ) -> tuple[Any, Exporter, Adapters]:

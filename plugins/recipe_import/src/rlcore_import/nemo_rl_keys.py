@@ -2,7 +2,7 @@
 
 from rlcore_import.nemo_rl_dropped_keys import DROPPED as DROPPED
 from rlcore_import.nemo_rl_dropped_keys import OPEN_TABLES as OPEN_TABLES
-from rlcore_import.optimizers import MUON_KEYS
+from rlcore_import.optimizers import MUON_KEYS, TORCH_MUON_KEYS
 from rlcore_import.source import of_each
 
 
@@ -119,6 +119,7 @@ MAPPED: dict[str, str] = {
     "policy.optimizer.kwargs.betas": "optimizer.betas",
     "policy.optimizer.kwargs.eps": "optimizer.eps",
     "policy.optimizer.kwargs.weight_decay": "optimizer.weight_decay; reported if above 0: rlcore spares biases and norms",
+    **{f"policy.optimizer.kwargs.{key}": meaning for key, meaning in TORCH_MUON_KEYS.items()},
     "policy.scheduler": "schedule, lengths times training.minibatches_per_step: LinearLR is the warm-up, the next the decay",
     "policy.megatron_cfg.enabled": 'trainer.name: "megatron", else "fsdp2"',
     "policy.dtensor_cfg.enabled": 'trainer.name = "fsdp2"',

@@ -6,7 +6,7 @@ NeMo-RL counts the lengths of a schedule in training steps, rlcore in optimizer 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlcore_import.optimizers import import_kind, import_megatron_muon
+from rlcore_import.optimizers import MUON_KEYS, import_kind, megatron_muon, torch_muon
 from rlcore_import.source import Source
 
 KEYWORDS: Mapping[str, frozenset[str]] = {
@@ -34,14 +34,20 @@ def import_optimizer(source: Source, values: dict[str, Any], updates: int) -> No
 def _torch(source: Source, values: dict[str, Any], updates: int) -> None:
     prefix = "policy.optimizer"
     import_kind(source, values, f"{prefix}.name", "torch.optim.AdamW")
-    rate = source.number(f"{prefix}.kwargs.lr", 1e-6, least=0)
+    is_muon = values.get("optimizer.name") == "muon"
+    rate = source.number(f"{prefix}.kwargs.lr", 1e-3 if is_muon else 1e-6, least=0)
     _require_rate(source, f"{prefix}.kwargs.lr", rate)
     values["optimizer.learning_rate"] = rate
-    betas = source.take(f"{prefix}.kwargs.betas", (0.9, 0.999))
-    values["optimizer.betas"] = [float(beta) for beta in betas]
-    _require_betas(source, f"{prefix}.kwargs.betas", values["optimizer.betas"])
-    values["optimizer.eps"] = source.number(f"{prefix}.kwargs.eps", 1e-8, above=0)
-    decay = source.number(f"{prefix}.kwargs.weight_decay", 0.01, least=0)
+    if is_muon:
+        values |= {f"optimizer.muon.{name}": value for name, value in torch_muon(source, f"{prefix}.kwargs").items()}
+        if source.number(f"{prefix}.kwargs.eps", 1e-7, above=0) != 1e-7:
+            source.report(f"{prefix}.kwargs.eps", "Muon's own eps is 1e-7")
+    else:
+        betas = source.take(f"{prefix}.kwargs.betas", (0.9, 0.999))
+        values["optimizer.betas"] = [float(beta) for beta in betas]
+        _require_betas(source, f"{prefix}.kwargs.betas", values["optimizer.betas"])
+        values["optimizer.eps"] = source.number(f"{prefix}.kwargs.eps", 1e-8, above=0)
+    decay = source.number(f"{prefix}.kwargs.weight_decay", 0.1 if is_muon else 0.01, least=0)
     values["optimizer.weight_decay"] = decay
     if decay:
         source.report(f"{prefix}.kwargs.weight_decay", "biases and norms are not decayed")
@@ -132,7 +138,12 @@ def _decay(source: Source, values: dict[str, Any], name: str, given: Mapping[str
 def _megatron(source: Source, values: dict[str, Any], updates: int) -> None:
     prefix, schedule = "policy.megatron_cfg.optimizer", MEGATRON
     import_kind(source, values, f"{prefix}.optimizer", "adam")
-    import_megatron_muon(source, values, prefix, "muon_use_nesterov")
+    if values.get("optimizer.name") == "muon":
+        ranks = values.get("trainer.megatron.tensor_parallel", 1)
+        options = megatron_muon(source, prefix, "muon_use_nesterov", tensor_parallel=ranks)
+        values |= {f"optimizer.muon.{name}": value for name, value in options.items()}
+    else:
+        source.ignore(*(f"{prefix}.{key}" for key in (*MUON_KEYS, "muon_use_nesterov")))
     rate, least = source.number(f"{prefix}.lr", 1e-6, least=0), source.number(f"{prefix}.min_lr", 0.0, least=0)
     _require_rate(source, f"{prefix}.lr", rate)
     values["optimizer.learning_rate"] = rate

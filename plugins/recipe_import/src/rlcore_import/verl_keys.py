@@ -133,6 +133,16 @@ MAPPED: dict[str, str] = {
             "muon_match_adamw_update_rms": "optimizer.muon.scale",
         },
     ),
+    **of_each(
+        ["critic.optim"],
+        {
+            "optimizer": "critic.name or critic.moments, if another than the actor's",
+            "name": "the same, with torchtitan",
+            **MUON_KEYS,
+            "muon_nesterov": "optimizer.muon.nesterov",
+            "muon_match_adamw_update_rms": "optimizer.muon.scale",
+        },
+    ),
     f"{ACTOR}.optim.lr": "optimizer.learning_rate",
     f"{ACTOR}.optim.weight_decay": "optimizer.weight_decay",
     f"{ACTOR}.optim.betas": "optimizer.betas, except with megatron, where verl does not read it",

@@ -109,7 +109,6 @@ def _optimizer(prefix: str) -> tuple[Dropped, ...]:
     return (
         *same(prefix, CLASS, "_target_"),
         *same(prefix, "the run's steps, which verl's trainer puts here", "total_training_steps"),
-        *differs(prefix, "a critic's own is critic.name or critic.moments", "optimizer name", "AdamW", "adamw", "adam"),
         *differs(prefix, "AdamW and Muon are torch's, moments in 8 bits torchao's", "optimizer_impl", "torch.optim"),
         *differs(
             prefix,
@@ -131,8 +130,9 @@ def _optimizer(prefix: str) -> tuple[Dropped, ...]:
             "of Muon, whose options here are those of optimizer.muon",
             "use_layer_wise_distributed_optimizer muon_momentum muon_nesterov muon_split_qkv muon_scale_mode "
             "muon_coefficient_type muon_num_ns_steps muon_tp_mode muon_fp32_matmul_prec muon_extra_scale_factor "
-            "muon_scalar_optimizer muon_match_adamw_update_rms",
+            "muon_match_adamw_update_rms",
         ),
+        *differs(prefix, "tensors that Muon leaves out train with AdamW", "muon_scalar_optimizer", "adam", "adamw"),
     )
 
 

@@ -5,13 +5,17 @@ blocks wherever a tensor is cut. Where rows are whole multiples of 256, they are
 Shapes: R rows, C columns of a part that begins at column F of W, K = ⌈W / 256⌉ blocks of a row.
 """
 
+from collections.abc import Iterator, Sequence
 from functools import cache
+from math import prod
+from typing import Any
 
 import torch
 from attrs import frozen
 from torch import Tensor
 from torch.nn import functional as F
 
+from rlcore_torchkit.optimizer import settings
 from rlcore_torchkit.optimizer.settings import BLOCK
 
 _LEAST = 1e-12
@@ -53,6 +57,21 @@ class Columns:
         first = self._blocks.start * BLOCK
         each = scales[..., self._blocks].repeat_interleave(BLOCK, dim=-1)
         return each[..., self.first - first : self.stop - first]
+
+
+def row_parts(shape: Sequence[int]) -> Iterator[tuple[Any, ...]]:
+    """Yield indices of consecutive parts of a tensor [..., C], each of whole rows and at most DECODED_ELEMENTS elements.
+
+    A longer row is a part by itself. An index is a slice of the first dimension, or behind numbers one of a later dimension.
+    """
+    each = prod(shape[1:])
+    if each > settings.DECODED_ELEMENTS and len(shape) > 2:
+        for index in range(shape[0]):
+            yield from ((index, *inner) for inner in row_parts(shape[1:]))
+        return
+    most = max(1, settings.DECODED_ELEMENTS // each)
+    for first in range(0, shape[0], most):
+        yield (slice(first, min(first + most, shape[0])),)
 
 
 def encode(values: Tensor, scales: Tensor, columns: Columns, *, signed: bool) -> Tensor:

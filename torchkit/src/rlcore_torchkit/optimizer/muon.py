@@ -26,7 +26,7 @@ def momentum_update(gradient: Tensor, momentum: Tensor, spec: MuonSpec) -> Tenso
 
 
 def orthogonalized(updates: Tensor, spec: MuonSpec) -> Tensor:
-    """PRECISION [N, A, B] from float32 [N, A, B] of whole matrices: near U Vᵀ of the decomposition U S Vᵀ of each."""
+    """PRECISION [N, A, B] from whole matrices [N, A, B]: near U Vᵀ of the decomposition U S Vᵀ of each."""
     a, b, c = COEFFICIENTS
     is_tall = updates.shape[-2] > updates.shape[-1]
     current = updates.to(PRECISION)

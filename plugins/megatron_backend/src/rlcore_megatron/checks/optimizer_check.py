@@ -13,7 +13,7 @@ from rlcore_megatron.setup.config import MegatronConfig, has_tensor_settings
 from rlcore_torchkit.adapters.lora_targets import adapted_layers, adapter_shapes
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.huggingface.model_check import config_file
-from rlcore_torchkit.optimizer.settings import group_problems, missing_torchao, optimizer_section
+from rlcore_torchkit.optimizer.settings import effect_problems, group_problems, missing_torchao, optimizer_section
 
 INSTALL = "rlcore-megatron[8bit]"
 EFFECTIVE = ("barrier_with_L1_time", "config_logger_dir", "log_num_zeros_in_grad", "reuse_grad_buf_for_mxfp8_param_ag")
@@ -42,28 +42,39 @@ def pattern_problems(
     model: Mapping[str, Any],
     section: str = "optimizer",
 ) -> Iterator[Problem]:
-    """Refuse groups' patterns that match none of the model's tensors."""
+    """Refuse groups' patterns that match none of the model's tensors, and keys of groups without effect."""
     dims = ModelDims.of(model)
     if context.optimizer is not None and context.optimizer.groups and dims is not None:
-        names = trained_names(family, dims, context.head, context.lora, mtp=config.mtp)
+        tensors = trained_tensors(family, dims, context.head, context.lora, mtp=config.mtp)
         if family.reads_images and config.freeze != "vision" and context.lora is None:
             try:
                 hf = load_config(context.model, context.head)
             except ModelError:  # of which the model's own checks tell
                 return
-            names += [tensor.file_name for source in vision_sources(hf) for tensor in source.tensors]
-        yield from group_problems(context.optimizer, names, section)
+            tensors |= {
+                tensor.file_name: (tensor.file_shape, False) for source in vision_sources(hf) for tensor in source.tensors
+            }
+        yield from group_problems(context.optimizer, tensors, section)
+        yield from effect_problems(context.optimizer, tensors, section)
 
 
-def trained_names(family: MegatronFamily, dims: ModelDims, head: Head, lora: LoraSpec | None, *, mtp: bool) -> list[str]:
-    """Return the names of the tensors that train, as exports and files have them."""
+def trained_tensors(
+    family: MegatronFamily, dims: ModelDims, head: Head, lora: LoraSpec | None, *, mtp: bool
+) -> dict[str, tuple[tuple[int, ...], bool]]:
+    """Return the shape of each tensor that trains, by its name in exports and files, and whether a layer of the decoder has
+    it."""
     if lora is not None:
-        return list(adapter_shapes(adapted_layers(family, dims, lora), lora.rank))
+        adapters = adapter_shapes(adapted_layers(family, dims, lora), lora.rank)
+        return {name: (tuple(shape), False) for name, shape in adapters.items()}
     table = family.table(family, dims)
     trunk = list(table.sources(head))
     ahead = [source for source in (table.multi_token_head() if mtp else ()) if source.parameter not in SHARED]
-    tensors = [tensor for source in (*trunk, *ahead) if source.trains for tensor in source.tensors]
-    return list(dict.fromkeys(tensor.file_name for tensor in tensors))
+    return {
+        tensor.file_name: (tensor.file_shape, source.layer is not None)
+        for source in (*trunk, *ahead)
+        if source.trains
+        for tensor in source.tensors
+    }
 
 
 def _table_problems(spec: OptimizerSpec, config: MegatronConfig, section: str) -> Iterator[Problem]:

@@ -6,7 +6,7 @@ from typing import Any
 from rlcore.spi import OptimizerSpec
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.setup.config import has_tensor_settings
-from rlcore_torchkit.optimizer.settings import BLOCK
+from rlcore_torchkit.optimizer.settings import BLOCK, DECODED_BYTES, DECODED_ELEMENTS
 
 MOMENT_BYTES = {"float32": 8.0, "8bit": 2 * (1 + 4 / BLOCK)}
 """AdamW's two moments of a parameter; in 8 bits those of a block share a float32 scale."""
@@ -18,10 +18,6 @@ ROUND_ELEMENTS = 2**26
 """Most elements, unless one matrix has more, that a rank has of whole matrices at a time, for Muon."""
 ROUND_BYTES = 20
 """Bytes of an element that Muon orthogonalizes: sent and received parts, the matrix, and those of an iteration in bfloat16."""
-DECODED_ELEMENTS = 2**22
-"""Most elements, unless one row has more, whose moments in 8 bits are float32 at a time."""
-DECODED_BYTES = 80
-"""Bytes of such an element: moments in float32, and indices that encode them."""
 
 
 def state_bytes(spec: OptimizerSpec, table: Mapping[str, Any], item: int, owned: float, owned_tables: float) -> float:

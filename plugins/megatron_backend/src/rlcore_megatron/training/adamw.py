@@ -11,10 +11,9 @@ from attrs import frozen
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from rlcore_megatron.layouts.optimizer_memory import DECODED_ELEMENTS
 from rlcore_megatron.training.shard_elements import Elements, ShardElements
 from rlcore_megatron.training.shard_states import CODES, MOMENTS, SCALES, ShardStates
-from rlcore_torchkit.optimizer.moments import Columns, decode, encode
+from rlcore_torchkit.optimizer.moments import Columns, decode, encode, row_parts
 from rlcore_torchkit.optimizer.settings import BLOCK, TensorSettings
 
 
@@ -162,10 +161,10 @@ class _Rows:
         """Yield the rows of a segment, a few at a time."""
         columns = segment.elements[0].run.columns
         width = columns.stop - columns.start
-        num_rows, most = (segment.beyond - segment.first) // width, max(1, DECODED_ELEMENTS // width)
+        num_rows = (segment.beyond - segment.first) // width
         whole = Columns(first=columns.start, stop=columns.stop, width=segment.shard.whole_width)
-        for first in range(0, num_rows, most):
-            yield cls(segment=segment, first=first, beyond=min(first + most, num_rows), width=width, columns=whole)
+        for (rows,) in row_parts((num_rows, width)):
+            yield cls(segment=segment, first=rows.start, beyond=rows.stop, width=width, columns=whole)
 
     def of_key(self) -> tuple[Tensor, Tensor]:
         """Views float32 [R, C] of what is updated and of its gradient."""
