@@ -26,8 +26,9 @@ MORE = [
     "gpt2",
     "mellum",
     "olmo2",
+    "zamba2",
 ]
-"""Corrected activations and windows, latent attention, parameters with several names, states, transposed tensors, classes of
+"""Corrected activations and windows, latent attention, parameters with several names, states, clamped steps of time, transposed tensors, classes of
 transformers."""
 
 

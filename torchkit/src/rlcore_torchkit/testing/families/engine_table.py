@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from rlcore_torchkit.testing.families.engine_outcome import EngineOutcome
 
-_MAX_REASON = 120
+_MAX_REASON = 200
+"""Characters of a reason; a longer one is cut between words."""
 
 
 def marks(command: str, device: str) -> tuple[str, str]:
@@ -50,6 +51,4 @@ def _row(outcome: EngineOutcome, reasons: Mapping[str, str]) -> str:
     distance = "" if outcome.distance is None else f"{outcome.distance:.0e}"
     if distance and outcome.dtype != "float32":
         distance += f" in {outcome.dtype}" + ("" if outcome.mean is None else f", mean {outcome.mean:.0e}")
-    if outcome.verdict == "agrees" and outcome.dtype != "float32":
-        reason = f"{outcome.dtype} alone: {reason}"
     return "| " + " | ".join((outcome.model_type, outcome.verdict, distance, reason)) + " |"

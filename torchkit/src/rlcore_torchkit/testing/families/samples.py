@@ -40,7 +40,8 @@ class Samples:
     def distances(self, logprobs: Callable[[spi.TokenBatch], Float32Array]) -> Float32Array:
         """Return |difference| of each sampled token's log-probability from the one that a model has; `logprobs` computes a
         model's of all tokens of a batch."""
-        return np.abs(self.logprobs - self._of_samples(logprobs))
+        distances: Float32Array = np.abs(self.logprobs - self._of_samples(logprobs))
+        return distances
 
     def rounding(
         self, exact: Callable[[spi.TokenBatch], Float32Array], rounded: Callable[[spi.TokenBatch], Float32Array]
