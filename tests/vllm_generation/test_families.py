@@ -28,8 +28,8 @@ MORE = [
     "olmo2",
     "zamba2",
 ]
-"""Corrected activations and windows, latent attention, parameters with several names, states, clamped steps of time, transposed tensors, classes of
-transformers."""
+"""Corrected activations and windows, latent attention, parameters with several names, states, clamped steps of time, transposed
+tensors, classes of transformers."""
 
 
 @pytest.fixture(scope="module")
