@@ -3,6 +3,7 @@
 from attrs import evolve
 from trainer_plans import TrainerPlans, plan_context
 
+from rlcore.spi import OptimizerSpec
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.plan import plan
 from rlcore_plan.devices import DEVICES
@@ -21,3 +22,13 @@ def test_float8_makes_products_of_layers_faster_but_not_experts() -> None:
         (plain,), (narrow,) = (plan(evolve(context, model=model), Fsdp2Config(fp8=fp8)) for fp8 in (False, True))
         gains.append(plain.seconds["training"] / narrow.seconds["training"])
     assert gains[0] > 1.1 > gains[1]
+
+
+def test_moments_that_are_decoded_have_room_in_a_plan() -> None:
+    """A step of moments in 8 bits needs 80 bytes of 2**22 elements where activations and logits take less."""
+    narrow = OptimizerSpec(moments="8bit")
+    context = evolve(plan_context(), as_configured=True, max_microbatch_tokens=1, max_sequence_length=1)
+    plain, eight_bit = (plan(evolve(context, optimizer=spec), Fsdp2Config())[0].memory for spec in (OptimizerSpec(), narrow))
+    room = {name: memory["activations"] + memory["logits"] for name, memory in (("plain", plain), ("8bit", eight_bit))}
+    assert room["plain"] < 80 * 2**22
+    assert room["8bit"] == 80 * 2**22
