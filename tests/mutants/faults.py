@@ -695,7 +695,7 @@ FAULTS = (
     Fault(
         "vectors decay too",
         "rlcore_torchkit.optimizer.settings",
-        "weight_decay=weight_decay if decays else 0.0,",
+        "weight_decay=weight_decay if _decays(name, shape) else 0.0,",
         "weight_decay=weight_decay,",
         WITH_KL,
     ),

@@ -186,7 +186,7 @@ def _kind(source: Source, values: dict[str, Any], prefix: str) -> None:
     """Import AdamW, its moments in 8 bits, or Muon with its options; a critic's where they are others."""
     _kind_of(source, values, prefix, "optimizer")
     is_muon = values.get("optimizer.name") == "muon"
-    options = _muon(source, prefix) if is_muon else {}
+    options = _muon_options(source, prefix) if is_muon else {}
     if "critic.learning_rate" in values:
         options = _critics_kind(source, values, options)
     elif not is_muon:
@@ -206,7 +206,7 @@ def _critics_kind(source: Source, values: dict[str, Any], policys: dict[str, Any
     """Import a critic's optimizer where it is another; returns the options of Muon of both, the policy's if it has any."""
     prefix = "critic.optim"
     _kind_of(source, values, prefix, "critic")
-    own = _muon(source, prefix) if values.get("critic.name") == "muon" else {}
+    own = _muon_options(source, prefix) if values.get("critic.name") == "muon" else {}
     if own and policys and own != policys:
         source.report(f"{prefix}.optimizer", "the critic has the policy's options of Muon")
     for name, default in (("name", "adamw"), ("moments", "float32")):
@@ -225,7 +225,7 @@ def _ignore_muon(source: Source, prefix: str) -> None:
     source.ignore(*(f"{prefix}.{key}" for key in (*MUON_KEYS, *own)))
 
 
-def _muon(source: Source, prefix: str) -> dict[str, Any]:
+def _muon_options(source: Source, prefix: str) -> dict[str, Any]:
     """Return Muon's options: under Megatron the configuration's, under other engines torch's defaults."""
     if engine_of(source) is not _MEGATRON:
         _ignore_muon(source, prefix)

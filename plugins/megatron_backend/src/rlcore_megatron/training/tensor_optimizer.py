@@ -41,15 +41,15 @@ class TensorOptimizer:
         # Tensor, context, expert and data-parallel ranks: all that hold something of a stage.
         group = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
         self._adamw = AdamW(shards, spec.eps, group)
-        self._muon = Muon(shards, spec.muon or MuonSpec(), group) if spec.name == "muon" else None
+        self._muon_step = Muon(shards, spec.muon or MuonSpec(), group) if spec.name == "muon" else None
 
     @torch.no_grad()
     def step(self, share: float) -> None:
         """Update every master by its gradient, with this share of the peak learning rates."""
         num_steps = 1 + max((group.get("step", 0) for states in self._states for group in states.param_groups), default=0)
         self._adamw.step(share, num_steps)
-        if self._muon is not None:
-            self._muon.step(share)
+        if self._muon_step is not None:
+            self._muon_step.step(share)
         for states in self._states:
             for group in states.param_groups:
                 group["step"] = num_steps
