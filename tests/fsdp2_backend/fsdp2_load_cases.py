@@ -14,15 +14,19 @@ from fsdp2_support import make_config
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcore.spi import ModelError, ModelSpec, Problem, RankInfo
+from rlcore.spi import ModelError, ModelSpec, OptimizerSpec, Problem, RankInfo
 from rlcore_fsdp2 import checkpoint, load
 from rlcore_fsdp2.export import whole
 from rlcore_fsdp2.layout import ParallelLayout
+from rlcore_fsdp2.optimizer import Optimizer
 from rlcore_fsdp2.policy import make_policy, make_reference
 from rlcore_fsdp2.sharding import is_first_copy, local
+from rlcore_fsdp2.trained_parameters import TrainedParameter
 from rlcore_torchkit.huggingface.models import load_model
 from rlcore_torchkit.huggingface.safetensors_files import TensorFiles
+from rlcore_torchkit.optimizer.settings import tensor_settings
 
+SPEC = OptimizerSpec()
 CASES = Cases()
 CPU = torch.device("cpu")
 SHARE = 1.15
@@ -90,10 +94,14 @@ def checkpoint_files(place: Place) -> None:
     config, directory = make_config(replicate=2), place.models / f"checkpoint-of-{place.num_ranks}"
     meshes = ParallelLayout.of(config, place.rank, place.num_ranks).meshes("cpu")
     policy = make_policy(ModelSpec(path=str(place.models / "qwen3")), config, meshes, CPU)[0]
-    optimizer = torch.optim.AdamW(policy.parameters())
+    members = []
+    for name, parameter in policy.named_parameters():
+        settings = tensor_settings(SPEC, name, tuple(parameter.shape), in_layers=False)
+        members.append(TrainedParameter(name=name, parameter=parameter, settings=settings))
+    optimizer = Optimizer(members, SPEC, CPU)
     for parameter in policy.parameters():
         parameter.grad = parameter.detach().clone()
-    optimizer.step()
+    optimizer.step(1.0)
     if place.rank == 0:
         directory.mkdir()
     dist.barrier()

@@ -218,7 +218,7 @@ def _check_complete(
             for name, part in index["parts"].items()
             for kind in (kinds[name] if steps[name] else ())
         }
-        for key in sorted(promised.keys() | found.keys()):
+        for key in sorted(promised.keys() | found.keys(), reverse=True):  # parameters first: their shapes name the cause
             if found.get(key) != (tuple(promised[key]) if key in promised else None):
                 raise CheckpointError(
                     f"{directory / stem}.safetensors: found {found.get(key, 'nothing')} for {key}; "

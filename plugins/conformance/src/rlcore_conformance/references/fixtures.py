@@ -100,7 +100,7 @@ class BackendFixtures(ProviderFixtures):
         require(provider, capabilities.IMAGES)
         directory = tmp_path_factory.getbasetemp() / "conformance-qwen3_vl"
         if not directory.exists():
-            make_image_model(directory, "qwen3_vl", hidden_size=64)
+            make_image_model(directory, "qwen3_vl", hidden_size=64, num_layers=3)
         return ModelSpec(path=str(directory), dtype=dtype)
 
     @pytest.fixture
