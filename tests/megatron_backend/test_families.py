@@ -1,6 +1,7 @@
 """Families that Megatron alone computes: what their config.json says, and what of it is refused; test_layout shows the rest."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -168,6 +169,14 @@ def test_layers_of_another_kind_and_fewer_than_there_are_layers_are_named(models
     assert found(changed(models, tmp_path, "gpt_oss", layer_types=kinds)) == ["config.json: layers of chunked_attention"]
     (problem,) = found(changed(models, tmp_path, "gpt_oss", layer_types=kinds[:2]))
     assert problem == "config.json: layer_types of 2 layers"
+
+
+@pytest.mark.parametrize("kind", ["indexed_attention", "deepseek_sparse_attention"])
+@pytest.mark.parametrize("name", ["deepseek_v32", "glm_moe_dsa"])
+def test_older_names_of_layers_are_read(models: Path, tmp_path: Path, name: str, kind: str) -> None:
+    """The second is that of transformers 5.17 and of files that it wrote."""
+    shutil.copytree(models / name, tmp_path, dirs_exist_ok=True)
+    assert found(changed(models, tmp_path, name, layer_types=[kind] * 4)) == []
 
 
 def test_rotations_of_gemma_3_that_megatron_would_take_otherwise_are_named(models: Path, tmp_path: Path) -> None:

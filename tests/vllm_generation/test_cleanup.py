@@ -1,4 +1,4 @@
-"""What is freed of an engine that has ended."""
+"""An ended engine's memory is freed."""
 
 import functools
 import gc

@@ -74,7 +74,7 @@ class _Stored:
     steps: Mapping[str, int]
     """The optimizer's count for each parameter."""
     blocks: Mapping[str, Mapping[str, ShardSlice]]
-    """By parameter, and of scales by key, and by the stem of each file that has something of it: which block."""
+    """The block that each file has of a parameter or scale: by the parameter's name or the scale's key, then by the file."""
 
     def blocks_of(self, key: str) -> Mapping[str, ShardSlice]:
         """Return the blocks of a key of the files."""

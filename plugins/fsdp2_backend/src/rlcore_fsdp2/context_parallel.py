@@ -78,7 +78,7 @@ def patch_context(
 
 
 def patch_image_context(model: Any, spec: ModelSpec, group: dist.ProcessGroup) -> None:
-    """As `patch_context`, of one of IMAGE_MODELS, which `spec` names."""
+    """Do what `patch_context` does to a model of images, one of IMAGE_MODELS, which `spec` names."""
     patch_context(model, group, decoder_head(model), partial(image_context_forward, image_processor(spec)))
 
 

@@ -89,7 +89,7 @@ def _rows_of_ranks(parameter: DTensor, size: int) -> list[int]:
 
 
 def _exchanged(values: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-    """What the ranks have sent this one, in their order; `sent` and `received` are numbers of elements by rank."""
+    """Return the elements that this rank receives, in the order of ranks; `sent` and `received` are their numbers by rank."""
     found = values.new_empty(sum(received))
     dist.all_to_all_single(found, values, received, sent, group=group)
     return found

@@ -42,7 +42,7 @@ class TrainedParameter:
     parameter: nn.Parameter
     settings: TensorSettings
     matrices: tuple[Matrix, ...] = ()
-    """Where Muon trains it: the matrices that cover it."""
+    """The matrices that cover a parameter of Muon's; none of AdamW's."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -6,12 +6,11 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from rlcore_import.optimizers import MUON_KEYS, TORCH_MUON, import_kind, megatron_muon
 from rlcore_import.source import Source
 from rlcore_import.verl_keys import ENGINES
+from rlcore_import.verl_optimizer import ADAMS_BETAS, import_optimizer_kind
 from rlcore_import.verl_rows import ACTOR, MODEL, ROLLOUT
 
-ADAMS_BETAS = [0.9, 0.999]
 DTYPES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
 MEGATRON_LAYERS: Mapping[str, tuple[str, ...]] = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"),
@@ -158,7 +157,7 @@ def _targets(source: Source, key: str, names: Iterable[Any]) -> list[str]:
 def import_optimizer(source: Source, values: dict[str, Any]) -> None:
     """Import the optimizer, and the schedule of its rate."""
     prefix = f"{ACTOR}.optim"
-    _kind(source, values, prefix)
+    import_optimizer_kind(source, values, prefix, is_megatron=engine_of(source) is _MEGATRON)
     values["optimizer.learning_rate"] = source.number(f"{prefix}.lr", 1e-6, above=0)
     values["optimizer.weight_decay"] = decay = source.number(f"{prefix}.weight_decay", 0.01, least=0)
     if decay and engine_of(source) is not _MEGATRON and "lora.rank" not in values:
@@ -180,64 +179,6 @@ def import_optimizer(source: Source, values: dict[str, Any]) -> None:
     if None not in clips and clips[0] != clips[1]:
         source.report(keys[1], f"{keys[0]} counts: {clips[0]:g}")
     _schedule(source, values, prefix)
-
-
-def _kind(source: Source, values: dict[str, Any], prefix: str) -> None:
-    """Import AdamW, its moments in 8 bits, or Muon with its options; a critic's where they are others."""
-    _kind_of(source, values, prefix, "optimizer")
-    is_muon = values.get("optimizer.name") == "muon"
-    options = _muon_options(source, prefix) if is_muon else {}
-    if "critic.learning_rate" in values:
-        options = _critics_kind(source, values, options)
-    elif not is_muon:
-        _ignore_muon(source, prefix)
-    values |= {f"optimizer.muon.{name}": value for name, value in options.items()}
-
-
-def _kind_of(source: Source, values: dict[str, Any], prefix: str, section: str) -> None:
-    key = f"{prefix}.name" if source.look(f"{prefix}.optimizer") is None else f"{prefix}.optimizer"
-    import_kind(source, values, key, "AdamW", section)
-    source.ignore(f"{prefix}.name", f"{prefix}.optimizer")
-    if values.get(f"{section}.moments") == "8bit" and source.look(f"{prefix}.optimizer_impl") == "torchao.optim":
-        source.ignore(f"{prefix}.optimizer_impl")
-
-
-def _critics_kind(source: Source, values: dict[str, Any], policys: dict[str, Any]) -> dict[str, Any]:
-    """Import a critic's optimizer where it is another; returns the options of Muon of both, the policy's if it has any."""
-    prefix = "critic.optim"
-    _kind_of(source, values, prefix, "critic")
-    own = _muon_options(source, prefix) if values.get("critic.name") == "muon" else {}
-    if own and policys and own != policys:
-        source.report(f"{prefix}.optimizer", "the critic has the policy's options of Muon")
-    for name, default in (("name", "adamw"), ("moments", "float32")):
-        kind = values.pop(f"critic.{name}", default)
-        if kind != values.get(f"optimizer.{name}", default):
-            values[f"critic.{name}"] = kind
-    for each, options in ((f"{ACTOR}.optim", policys), (prefix, own)):
-        if not options:
-            _ignore_muon(source, each)
-    return policys or own
-
-
-def _ignore_muon(source: Source, prefix: str) -> None:
-    """Count Muon's options as off: AdamW reads none."""
-    own = ("muon_nesterov", "muon_match_adamw_update_rms", "muon_scalar_optimizer")
-    source.ignore(*(f"{prefix}.{key}" for key in (*MUON_KEYS, *own)))
-
-
-def _muon_options(source: Source, prefix: str) -> dict[str, Any]:
-    """Return Muon's options: under Megatron the configuration's, under other engines torch's defaults."""
-    if engine_of(source) is not _MEGATRON:
-        _ignore_muon(source, prefix)
-        return dict(TORCH_MUON)
-    factor = None
-    if source.flag(matches := f"{prefix}.muon_match_adamw_update_rms"):
-        beta = float(source.take(f"{prefix}.betas", ADAMS_BETAS)[0])
-        factor = math.sqrt((1 - beta) / (1 + beta)) if 0 <= beta < 1 else None
-        if source.look(f"{prefix}.muon_extra_scale_factor") not in (None, 1, 1.0):
-            source.refuse(matches, "false beside muon_extra_scale_factor, which verl derives where it is true")
-    ranks = source.integer(f"{ACTOR}.megatron.tensor_model_parallel_size", 1, least=1)
-    return megatron_muon(source, prefix, "muon_nesterov", tensor_parallel=ranks, factor=factor)
 
 
 def _schedule(source: Source, values: dict[str, Any], prefix: str) -> None:

@@ -13,6 +13,13 @@ from rlcore_torchkit.architectures.modules import ModuleNames
 from rlcore_torchkit.architectures.values import value_problems
 
 ARCHITECTURES = "config.json names it under architectures"
+OLD_KINDS = {
+    "attention": "full_attention",
+    "mamba": "linear_attention",
+    "deepseek_sparse_attention": "indexed_attention",
+    "qwen_sparse_attention": "indexed_attention",
+}
+"""Kinds of layers by the names that older transformers, down to 5.17, and older files give them."""
 
 
 @frozen(kw_only=True)
@@ -77,7 +84,10 @@ class Architecture:
             return
         classes = config.get("architectures") or ["none"]
         found = classes[0] if isinstance(classes, list) else classes
-        key, kinds = self.window_key, set(config.get("layer_types") or ()) - {"full_attention"}
+        key, kinds = (
+            self.window_key,
+            {OLD_KINDS.get(kind, kind) for kind in config.get("layer_types") or ()} - {"full_attention"},
+        )
         window = self.standard(config).get(key)
         if self.has_windows:
             window, kinds = None, kinds - {"sliding_attention"}

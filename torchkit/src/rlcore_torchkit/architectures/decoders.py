@@ -9,7 +9,7 @@ from typing import Any
 
 from rlcore.spi.errors import ModelError, Problem
 from rlcore_model_files.weight_headers import TEXT_KEYS
-from rlcore_torchkit.architectures.architecture import ARCHITECTURES, Architecture
+from rlcore_torchkit.architectures.architecture import ARCHITECTURES, OLD_KINDS, Architecture
 from rlcore_torchkit.architectures.image_faults import image_fault
 from rlcore_torchkit.architectures.registered_classes import registered_class
 from rlcore_torchkit.architectures.registry import find_architecture
@@ -48,7 +48,6 @@ LAYOUT_STYLES = EXPERT_STYLES | {
 }
 """Accepted styles of a layer's modules in plans of transformers."""
 _LOGIT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
-_OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 def described_family(config: Mapping[str, Any], path: str = "") -> Architecture | None:
@@ -179,7 +178,7 @@ def state_kinds(config: Mapping[str, Any]) -> set[str]:
 
 def _layer_kinds(config: Mapping[str, Any]) -> set[str]:
     listed = config.get("layer_types") or config.get("layers_block_type") or ()
-    return {_OLD_KINDS.get(kind, kind) for kind in map(str, listed if isinstance(listed, list) else ())}
+    return {OLD_KINDS.get(kind, kind) for kind in map(str, listed if isinstance(listed, list) else ())}
 
 
 def head_scale(config: Any) -> float:

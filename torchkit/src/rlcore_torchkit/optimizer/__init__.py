@@ -1,1 +1,1 @@
-"""What `[optimizer]` means, the same under every trainer: settings of each tensor, Muon's update, moments in 8 bits."""
+"""The meaning of `[optimizer]` under every trainer: settings of each tensor, Muon's update, moments in 8 bits."""

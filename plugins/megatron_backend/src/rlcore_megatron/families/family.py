@@ -69,7 +69,7 @@ class MegatronFamily(Architecture):
     reads_images: bool = False
     """True where a vision tower reads images, whose features take the places of placeholders' embeddings."""
     rotary_sections: tuple[int, ...] = ()
-    """How many rotary frequencies turn by a position's time, height and width; empty where positions are single numbers."""
+    """The numbers of rotary frequencies for a position's time, height and width; empty where positions are single numbers."""
     has_interleaved_sections: bool = False
     """True where the axes take turns from frequency to frequency, and not one axis follows another."""
     deepstack: tuple[bool, ...] = ()

@@ -36,24 +36,24 @@ class ImageFamily(MegatronFamily):
     """The number of the tower's layers whose features the language model's layers add."""
 
     def standard(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """As for all families, with the language model's keys beside the whole model's."""
+        """Return the standard values of the language model, whose keys stand beside the whole model's."""
         return super().standard(_flat(config))
 
     @property
     def classifier_name(self) -> str:
-        """As for all families."""
+        """The class of transformers for reward models of this family."""
         return self.class_name.replace("ForConditionalGeneration", "ForSequenceClassification")
 
     def malformed_values(self, config: Mapping[str, Any], path: str) -> list[Problem]:
-        """As for all families, of the language model's keys."""
+        """Return the language model's values that are of another type than expected."""
         return super().malformed_values(_flat(config), path)
 
     def problems(self, config: Mapping[str, Any], path: str, head: Head = "tokens") -> Iterator[Problem]:
-        """As for all families, of the language model's keys."""
+        """Yield the language model's values that Megatron cannot compute."""
         yield from super().problems(_flat(config), path, head)
 
     def layer_problems(self, standard: Mapping[str, Any], path: str) -> Iterator[Problem]:
-        """As for all families, and sections of the rotary embedding that are not those of a head."""
+        """Yield problems of the layers, and sections of the rotary embedding that do not fill a head."""
         yield from super().layer_problems(standard, path)
         dims = ModelDims.of(standard)
         assert dims is not None, "the values are well-formed"

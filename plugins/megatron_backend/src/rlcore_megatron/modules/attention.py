@@ -202,7 +202,7 @@ class GridRotary(PackedRotary):
         self.register_buffer("axes", axes.to(inv_freq.device), persistent=False)
 
     def forward(self, batch: PackedBatch, **options: Any) -> Tensor:
-        """As PackedRotary's."""
+        """Return the angles of each token, by its position in time, height and width."""
         if batch.grid_positions is None:
             return super().forward(batch, **options)
         angles = batch.grid_positions[self.axes].T.float() * self.inv_freq

@@ -125,7 +125,7 @@ class PolicyModel(GPTModel):
                 layer.self_attention.register_forward_pre_hook(rotate, with_kwargs=True)
 
     def forward(self, *inputs: Any, packed_seq_params: PackedBatch, **options: Any) -> Tensor:
-        """As the class says, with images in the places of their placeholders."""
+        """Return GPTModel's output, with the features of images in the places of their placeholders."""
         if self.vision is not None:
             options["decoder_input"] = self._with_images(self.vision, packed_seq_params)
         output: Tensor = super().forward(*inputs, packed_seq_params=packed_seq_params, **options)

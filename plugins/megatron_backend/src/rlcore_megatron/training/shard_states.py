@@ -21,7 +21,7 @@ MOMENTUM = "momentum_buffer"
 
 @frozen(kw_only=True)
 class StateKind:
-    """What decides which state each tensor has."""
+    """The settings that decide which state each tensor has."""
 
     name: str = "adamw"
     """OptimizerSpec.name."""

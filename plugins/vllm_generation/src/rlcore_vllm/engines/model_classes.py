@@ -1,4 +1,4 @@
-"""What vLLM does to classes of models before it builds one: corrected where this process or a CPU cannot have it."""
+"""Corrections of what vLLM does to classes of models before it builds one, for this process and for CPUs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What stands for weights that vLLM packs for a CPU into objects that cannot be read: a layer's outputs for fixed inputs."""
+"""Outputs of layers for fixed inputs, which stand for weights that vLLM packs for a CPU into objects that cannot be read."""
 
 from typing import Any
 

@@ -49,7 +49,7 @@ _MAX_NAMED = 3
 
 
 class CannotError(Exception):
-    """What an engine itself raises where it starts or samples."""
+    """An error of the engine's own code, where it starts or samples."""
 
 
 class UntrainedError(Exception):
