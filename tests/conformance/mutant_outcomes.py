@@ -12,6 +12,7 @@ HERE = Path(__file__).parent
 MODULES = (
     "mutant_trainers",
     "mutant_optimizers",
+    "mutant_split_steps",
     "mutant_ranks",
     "mutant_generators",
     "mutant_algorithms",

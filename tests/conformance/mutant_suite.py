@@ -10,6 +10,7 @@ import mutant_loop_observers
 import mutant_optimizers  # noqa: F401 - registers its mutants
 import mutant_ranks  # noqa: F401 - registers its mutants
 import mutant_sinks
+import mutant_split_steps  # noqa: F401 - registers its mutants
 import mutant_texts
 import mutant_trainers  # noqa: F401 - registers its mutants
 import pytest

@@ -14,6 +14,7 @@ from image_support import ImageReference, image_batch
 from rank_launch import run_rows
 
 from rlcore.spi import CloseRequest, LogprobsRequest
+from rlcore_conformance.trainers.pieces import step_in_pieces
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 NUM_STEPS = 2
@@ -55,7 +56,8 @@ def check(rank: int, num_ranks: int, models: Path, scratch: Path, name: str) -> 
             with results.comparing():
                 for group, row in zip(groups, found, strict=True):
                     np.testing.assert_allclose(row, np.concatenate([expected[n] for n in group]), rtol=0.0, atol=2e-5)
-        result = trainer.train_step(step_request(split(batch, groups), batch.counts(), version))
+        request = step_request(split(batch, groups), batch.counts(), version)
+        result = step_in_pieces(trainer, request) if version == 1 else trainer.train_step(request)
         reference.backward(batch)
         trained = {name: p.grad.clone() for name, p in reference.model.named_parameters() if p.grad is not None}
         reference.optimizer.zero_grad()

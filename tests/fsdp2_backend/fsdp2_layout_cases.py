@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlcore.spi import CloseRequest, LoadStateRequest, LogprobsRequest, SaveStateRequest, TokenBatch
+from rlcore_conformance.trainers.pieces import step_in_pieces
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.export import whole
 from rlcore_fsdp2.gradients import held_elements
@@ -260,13 +261,13 @@ class GradientsSeen:
         self.tensors: dict[str, Tensor] = {}
         update, model = backend.update, backend.policy
 
-        def see(gradients: Any, norm: float, schedule_step: int) -> float:
+        def see(gradients: Any, *arguments: Any) -> float:
             self.tensors = {
                 name: whole(parameter.grad, torch.float32, backend.device).clone().cpu()
                 for name, parameter in model.named_parameters()
                 if parameter.grad is not None
             }
-            return update(gradients, norm, schedule_step)
+            return update(gradients, *arguments)
 
         backend.update = see
 
@@ -343,7 +344,8 @@ def check_held(backend: Fsdp2Backend) -> None:
 def check_step(place: Place, backend: Fsdp2Backend, seen: GradientsSeen, version: int, form: str, architecture: str) -> None:
     batch, expected, bounds = BATCHES[version], place.expected(architecture), place.bounds(architecture)
     request = step_request(microbatches(batch, backend, form), batch.counts(), version)
-    result = backend.train_step(evolve(request, logprobs=version == 0))
+    request = evolve(request, logprobs=version == 0)
+    result = step_in_pieces(backend, request) if version == 1 else backend.train_step(request)
     norm = expected["norms"][version]
     if version == 0:
         with place.comparing():

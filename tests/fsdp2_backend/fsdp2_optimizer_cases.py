@@ -16,6 +16,7 @@ from rank_launch import run_rows
 from torch import Tensor
 
 from rlcore.spi import CloseRequest, LoadStateRequest, MuonSpec, OptimizerGroup, OptimizerSpec, SaveStateRequest
+from rlcore_conformance.trainers.pieces import step_in_pieces
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_torchkit.testing.models import make_model
@@ -108,7 +109,8 @@ def assert_like_reference(found: Mapping[str, Tensor], root: Path, architecture:
 def step(backend: Fsdp2Backend, version: int) -> None:
     batch, size = BATCHES[version], backend.layout.data_parallel_size
     mine = list(range(backend.layout.data_parallel_rank, NUM_SEQUENCES, size))
-    backend.train_step(step_request(split(batch, [mine[:1], mine[1:]]), batch.counts(), version))
+    request = step_request(split(batch, [mine[:1], mine[1:]]), batch.counts(), version)
+    step_in_pieces(backend, request) if version == 1 else backend.train_step(request)
 
 
 def saved_at(root: Path, layout: str, architecture: str, spec: str) -> Path:

@@ -38,6 +38,7 @@ from routing_reference import make_mixed_model
 from safetensors.torch import load_file, save_file
 
 from rlcore.spi import CloseRequest, LogprobsRequest, LossSpec, TokenBatch
+from rlcore_conformance.trainers.pieces import step_in_pieces
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_torchkit.architectures.registry import installed_model_types
@@ -428,7 +429,8 @@ def check_parity(place: Place, layout: Layout, architecture: str, form: str) -> 
     for version, batch in enumerate(BATCHES):
         loss = LOSSES[place.loss_of(form)]
         request = step_request(microbatches(batch, backend, form), batch.counts(), version, loss)
-        result = backend.train_step(evolve(request, logprobs=version == 0))
+        request = evolve(request, logprobs=version == 0)
+        result = step_in_pieces(backend, request) if version == 1 else backend.train_step(request)
         if version == 0:
             with place.comparing():
                 np.testing.assert_allclose(
@@ -503,7 +505,7 @@ def check_mtp(place: Place, layout: Layout, architecture: str) -> None:
     seen = GradientsSeen(backend, saved)
     for version, batch in enumerate(BATCHES):
         request = step_request(split(batch, groups), batch.counts(), version, LOSSES[place.loss_of("packed")])
-        result = backend.train_step(request)
+        result = step_in_pieces(backend, request) if version == 1 else backend.train_step(request)
         figures = (result.loss, trunk["losses"]), (result.grad_norm, trunk["norms"])
         of_head = (result.metrics["mtp_loss"], head["losses"]), (result.metrics["mtp_grad_norm"], head["norms"])
         with place.comparing():

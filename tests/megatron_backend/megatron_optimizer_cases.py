@@ -17,6 +17,7 @@ from optimizer_reference import differences, use_exact_iterations
 from rank_launch import run_rows
 
 from rlcore.spi import CloseRequest, MuonSpec, OptimizerGroup, OptimizerSpec, TrainStepResult
+from rlcore_conformance.trainers.pieces import step_in_pieces
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_torchkit.testing.models import make_model
@@ -207,7 +208,8 @@ def check_resumed(place: Place, layout: Layout, architecture: str, kind: str, ba
 def step(backend: MegatronBackend, version: int) -> TrainStepResult:
     batch, layout = BATCHES[version], backend.layout
     mine = list(range(layout.data_parallel_rank, NUM_SEQUENCES, layout.data_parallel_size))
-    return backend.train_step(step_request(split(batch, [mine[:1], mine[1:]]), batch.counts(), version))
+    request = step_request(split(batch, [mine[:1], mine[1:]]), batch.counts(), version)
+    return step_in_pieces(backend, request) if version == 1 else backend.train_step(request)
 
 
 def run_all(rank: int, launch: Launch) -> None:

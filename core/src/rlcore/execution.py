@@ -22,10 +22,13 @@ from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.execution.arguments import BackendArguments, GeneratorArguments, TrainerArguments
 from rlcore.run.execution.context import ChosenPlugins, ExecutionContext, LoadedPlugins, RunPlugins
 from rlcore.run.execution.groups import (
+    GradientsRequest,
+    GradientsResult,
     InProcessGenerator,
     InProcessTrainer,
     MinibatchTrainer,
     TokensRequest,
+    gradients_of,
     per_token_results,
     read_by,
     with_columns,
@@ -35,7 +38,6 @@ from rlcore.run.execution.in_process import InProcessRoute, open_backends
 from rlcore.run.execution.residency import make_room
 from rlcore.run.execution.streams import not_begun, run_stream
 from rlcore.run.interrupt import sigterm_kept
-from rlcore.run.train_step.metrics import step_metrics
 from rlcore.run.train_step.minibatches import WIDTH, model_width, plan_ranks
 
 __all__ = [
@@ -46,6 +48,8 @@ __all__ = [
     "ExecutionContext",
     "GeneratorArguments",
     "GeneratorHandle",
+    "GradientsRequest",
+    "GradientsResult",
     "InProcessGenerator",
     "InProcessRoute",
     "InProcessTrainer",
@@ -59,6 +63,7 @@ __all__ = [
     "described",
     "exit_error",
     "first_line",
+    "gradients_of",
     "is_outside",
     "make_room",
     "message_of",
@@ -72,7 +77,6 @@ __all__ = [
     "register_fatal_error",
     "run_stream",
     "sigterm_kept",
-    "step_metrics",
     "with_columns",
     "without_columns",
 ]

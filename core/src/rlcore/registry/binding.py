@@ -40,7 +40,7 @@ from rlcore.spi.lifecycle import PROJECT
 from rlcore.spi.observer import ObserverContext
 from rlcore.spi.provider import Provider, Role
 from rlcore.spi.sink import Sink, SinkContext
-from rlcore.spi.trainer import TrainerLayout, TrainerSpec
+from rlcore.spi.trainer import SPLIT_HOOKS, TrainerLayout, TrainerSpec
 
 STATE_METHODS = ("save_state", "load_state")
 """An algorithm has both or none."""
@@ -118,6 +118,7 @@ def build_trainer(
         layout=cast("TrainerLayout", layout),
         head=context.head,
         has_policy=context.needs_policy,
+        has_whole_step=hasattr(backend, "train_step"),
     )
 
 
@@ -235,9 +236,10 @@ def _class_problems(cls: type, role: Role, provider: Provider) -> Iterator[str]:
     """Yield the faults of a plugin's class before it is built."""
     if role in _SPECS:
         yield from backend_problems(cls, _SPECS[role])
-        has_values = role == "trainer" and capabilities.VALUE_HEAD in provider.capabilities
-        if has_values and not hasattr(cls, "get_values"):
-            yield f"get_values: missing; expected it beside the capability {capabilities.VALUE_HEAD!r}"
+        hooks = {"get_values": capabilities.VALUE_HEAD, **dict.fromkeys(SPLIT_HOOKS, capabilities.SPLIT_STEP)}
+        for name, capability in hooks.items() if role == "trainer" else ():
+            if capability in provider.capabilities and not hasattr(cls, name):
+                yield f"{name}: missing; expected it beside the capability {capability!r}"
     elif role == "execution":
         return
     elif role == "environment" and capabilities.AGENT in provider.capabilities:

@@ -45,10 +45,12 @@ def method_problems(cls: type, protocol: type, names: Sequence[str]) -> Iterator
 def backend_problems(cls: type, spec: type) -> Iterator[str]:
     """Yield the faults of a backend class: a hook that is missing, unknown, not marked, a wrapper, or of another signature."""
     from rlcore.spi.generator import OPTIONAL_HOOKS, GeneratorSpec
-    from rlcore.spi.trainer import OPTIONAL_TRAINER_HOOKS
+    from rlcore.spi.trainer import OPTIONAL_TRAINER_HOOKS, SPLIT_HOOKS
 
     hooks = hooks_of(spec)
-    optional = OPTIONAL_HOOKS if spec is GeneratorSpec else OPTIONAL_TRAINER_HOOKS
+    optional: tuple[str, ...] = OPTIONAL_HOOKS if spec is GeneratorSpec else OPTIONAL_TRAINER_HOOKS
+    if all(_static(cls, name) is not None for name in SPLIT_HOOKS):
+        optional = (*optional, "train_step")
     yield from method_problems(cls, spec, [name for name in hooks if name not in optional or _static(cls, name) is not None])
     for name in hooks:
         if _static(cls, name) is not None and name not in marked_names(cls):

@@ -1,5 +1,6 @@
 """The typed handle of a trainer."""
 
+from math import inf
 from typing import Any, ClassVar
 
 from rlcore.registry.checks import (
@@ -20,11 +21,17 @@ from rlcore.registry.hooks import CallRecord
 from rlcore.spi import capabilities
 from rlcore.spi.batch import GENERATION_LOGPROBS, PREVIOUS_LOGPROBS, ROUTED_EXPERTS, TokenBatch
 from rlcore.spi.errors import BoundError, ContractError, NonFiniteError
+from rlcore.spi.lifecycle import LoadStateRequest, LoadStateResult, SetResidencyRequest, SetResidencyResult
 from rlcore.spi.loss import MISMATCH_METRICS
 from rlcore.spi.trainer import (
+    SPLIT_HOOKS,
     ExportWeightsRequest,
+    ForwardBackwardRequest,
+    ForwardBackwardResult,
     LogprobsRequest,
     LogprobsResult,
+    OptimStepRequest,
+    OptimStepResult,
     TrainerLayout,
     TrainStepRequest,
     TrainStepResult,
@@ -41,7 +48,7 @@ _NO_POLICY = "expected get_logprobs of the reference alone: it was built without
 class TrainerHandle(BackendHandle):
     """A trainer, bound; every rank's driver side holds one."""
 
-    state_changing: ClassVar[frozenset[str]] = BackendHandle.state_changing | {"train_step"}
+    state_changing: ClassVar[frozenset[str]] = BackendHandle.state_changing | {"train_step", *SPLIT_HOOKS}
 
     def __init__(
         self,
@@ -52,32 +59,83 @@ class TrainerHandle(BackendHandle):
         head: Head = "tokens",
         *,
         has_policy: bool = True,
+        has_whole_step: bool = True,
     ) -> None:
         super().__init__(entry, hooks, record)
         self.layout = layout
         self.head: Head = head
         self._has_policy = has_policy
+        self._has_whole_step = has_whole_step
+        self._pieces = 0
 
     def train_step(self, request: TrainStepRequest) -> TrainStepResult:
         """Make one optimizer step. NonFiniteError where the loss, a gradient or a metric is NaN or infinite, BoundError where a
         metric exceeds its bound."""
         self._require_legal("train_step", request, TrainStepRequest)
-        self._require_batches("train_step", request.microbatches, request.temperature, request.weight_version)
+        self._require_piece("train_step", request)
         needed = {
-            capabilities.ENTROPY: request.loss.entropy != "none",
             capabilities.METRIC_BOUNDS: bool(request.bounds),
-            capabilities.PREVIOUS_LOGPROBS: request.loss.previous_logprobs != "absent",
-            capabilities.STEP_LOGPROBS: request.logprobs,
             capabilities.SCHEDULE_STEP: request.schedule_step != request.weight_version,
         }
         self._require_capabilities("train_step", needed)
-        if self.head == "value":
-            self._require_no_logprobs(request)
-        self._require_columns(request)
-        require_loss(request.loss.path)
+        self._pieces = 0
+        if not self._has_whole_step:
+            return self._step_of_one_piece(request)
         result = self._call("train_step", request, TrainStepResult, lambda result: _check_step(request, result))
         self._state.weight_version = result.weight_version
         return result
+
+    def _step_of_one_piece(self, request: TrainStepRequest) -> TrainStepResult:
+        """Return the result of a step of a backend that has the split alone."""
+        same = {name: getattr(request, name) for name in ("microbatches", "counts", "loss", "temperature", "weight_version")}
+        piece = self.forward_backward(ForwardBackwardRequest(**same, logprobs=request.logprobs))
+        exceeded = {name: value for name, value in piece.metrics.items() if value > request.bounds.get(name, inf)}
+        if exceeded:
+            self._pieces = 0
+            shown = ", ".join(f"the metric {name} is {value:.6g}" for name, value in exceeded.items())
+            raise BoundError(
+                f"{self.entry.label}: train_step: {shown}; expected at most {request.bounds}. State kept", exceeded
+            )
+        step = self.optim_step(
+            OptimStepRequest(pieces=1, weight_version=request.weight_version, schedule_step=request.schedule_step)
+        )
+        figures = {name: getattr(step, name) for name in ("weight_version", "grad_norm", "learning_rate")}
+        return TrainStepResult(**figures, loss=piece.loss, metrics={**piece.metrics, **step.metrics}, logprobs=piece.logprobs)
+
+    def forward_backward(self, request: ForwardBackwardRequest) -> ForwardBackwardResult:
+        """Add the gradients of a piece of a step. NonFiniteError where the loss or a metric is NaN or infinite."""
+        self._require_legal("forward_backward", request, ForwardBackwardRequest)
+        self._require_capabilities("forward_backward", {capabilities.SPLIT_STEP: True})
+        self._require_piece("forward_backward", request)
+        if request.piece:
+            self._require_pieces("forward_backward", request.piece)
+        self._pieces = 0  # an error drops the gradients of all pieces
+        result = self._call("forward_backward", request, ForwardBackwardResult, lambda result: _check_piece(request, result))
+        self._pieces = request.piece + 1
+        return result
+
+    def optim_step(self, request: OptimStepRequest) -> OptimStepResult:
+        """Make one optimizer step of the gradients held. NonFiniteError where one is NaN or infinite."""
+        self._require_legal("optim_step", request, OptimStepRequest)
+        schedules = request.schedule_step != request.weight_version
+        self._require_capabilities("optim_step", {capabilities.SPLIT_STEP: True, capabilities.SCHEDULE_STEP: schedules})
+        self._state.require_version("optim_step", request.weight_version)
+        self._require_pieces("optim_step", request.pieces)
+        _check_settings(request)
+        self._pieces = 0
+        result = self._call("optim_step", request, OptimStepResult, lambda result: _check_optim_step(request, result))
+        self._state.weight_version = result.weight_version
+        return result
+
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+        """Move what the trainer holds; gradients of pieces are dropped."""
+        self._pieces = 0
+        return super().set_residency(request)
+
+    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
+        """Restore a state; gradients of pieces are dropped."""
+        self._pieces = 0
+        return super().load_state(request)
 
     def get_logprobs(self, request: LogprobsRequest) -> LogprobsResult:
         """Log-probabilities of the given tokens; NonFiniteError where one is NaN or infinite."""
@@ -121,8 +179,31 @@ class TrainerHandle(BackendHandle):
             raise ContractError(f"{self.entry.label}: {hook}; {_NO_POLICY}")
 
     def _harmless(self, hook: str, error: BaseException) -> bool:
-        refused = hook == "train_step" and isinstance(error, BoundError | NonFiniteError | ContractError)
+        is_step = hook in ("train_step", *SPLIT_HOOKS)
+        refused = is_step and isinstance(error, BoundError | NonFiniteError | ContractError)
         return refused or super()._harmless(hook, error)
+
+    def _require_piece(self, hook: str, request: TrainStepRequest | ForwardBackwardRequest) -> None:
+        """Refuse a request for gradients that the trainer cannot compute, or whose data is incomplete."""
+        self._require_batches(hook, request.microbatches, request.temperature, request.weight_version)
+        needed = {
+            capabilities.ENTROPY: request.loss.entropy != "none",
+            capabilities.PREVIOUS_LOGPROBS: request.loss.previous_logprobs != "absent",
+            capabilities.STEP_LOGPROBS: request.logprobs,
+        }
+        self._require_capabilities(hook, needed)
+        if self.head == "value":
+            self._require_no_logprobs(hook, request)
+        self._require_columns(request)
+        require_loss(request.loss.path)
+
+    def _require_pieces(self, hook: str, expected: int) -> None:
+        """ContractError unless the trainer holds the gradients of so many pieces, at least one."""
+        if self._pieces != expected or expected < 1:
+            found = f"the gradients of {self._pieces} pieces of a step"
+            asked = "one piece or more" if expected < 1 else f"those of {expected}"
+            remedy = "Begin the step anew with piece = 0; an error, a move or a load drops gradients"
+            raise ContractError(f"{self.entry.label}: {hook} found {found}; expected {asked}. {remedy}")
 
     def _require_batches(self, hook: str, microbatches: object, temperature: float, weight_version: int) -> None:
         if not isinstance(microbatches, tuple) or not microbatches:
@@ -147,7 +228,7 @@ class TrainerHandle(BackendHandle):
         if self.head != head:
             raise ContractError(f'{self.entry.label}: {hook} of a trainer with the head "{self.head}"; expected "{head}"')
 
-    def _require_no_logprobs(self, request: TrainStepRequest) -> None:
+    def _require_no_logprobs(self, hook: str, request: TrainStepRequest | ForwardBackwardRequest) -> None:
         """Refuse requests for log-probabilities from a trainer of values."""
         asked = {
             'loss.entropy "none"': request.loss.entropy != "none",
@@ -156,9 +237,9 @@ class TrainerHandle(BackendHandle):
             "no request.logprobs": request.logprobs,
         }
         if expected := ", ".join(name for name, is_asked in asked.items() if is_asked):
-            raise ContractError(f"{self.entry.label}: train_step asks for more than values; expected {expected}: {_NO_TOKENS}")
+            raise ContractError(f"{self.entry.label}: {hook} asks for more than values; expected {expected}: {_NO_TOKENS}")
 
-    def _require_columns(self, request: TrainStepRequest) -> None:
+    def _require_columns(self, request: TrainStepRequest | ForwardBackwardRequest) -> None:
         """Every column that the loss reads."""
         loss = request.loss
         declared = {PREVIOUS_LOGPROBS: loss.previous_logprobs == "given", GENERATION_LOGPROBS: loss.generation_mismatch}
@@ -170,11 +251,47 @@ class TrainerHandle(BackendHandle):
 
 
 def _check_step(request: TrainStepRequest, result: TrainStepResult) -> None:
+    _check_update(request, result)
+    _check_gradients(request, result)
+    for name, bound in request.bounds.items():
+        if name in result.metrics and result.metrics[name] > bound:
+            found = f"{result.metrics[name]}, above its bound {bound}"
+            raise ContractError(f"metrics[{name!r}]: found {found}; expected the step refused with BoundError")
+
+
+def _check_piece(request: ForwardBackwardRequest, result: ForwardBackwardResult) -> None:
+    _check_version(result.weight_version, request.weight_version)
+    _check_gradients(request, result)
+
+
+def _check_optim_step(request: OptimStepRequest, result: OptimStepResult) -> None:
+    _check_update(request, result)
+    check_metrics("metrics", result.metrics)
+    check_own_names("metrics", result.metrics.keys())
+
+
+def _check_settings(request: OptimStepRequest) -> None:
+    """ContractError where a setting is none that AdamW takes."""
+    at_least_0 = {"learning_rate": request.learning_rate, "eps": request.eps, "max_grad_norm": request.max_grad_norm}
+    for name, value in {**at_least_0, "weight_decay": request.weight_decay}.items():
+        if value is not None and not check_number(name, value) >= 0:
+            raise ContractError(f"optim_step: {name}: found {value}; expected at least 0")
+    for beta in request.betas or ():
+        if not 0 <= check_number("betas", beta) < 1:
+            raise ContractError(f"optim_step: betas: found {request.betas}; expected two numbers from 0 to below 1")
+
+
+def _check_update(request: TrainStepRequest | OptimStepRequest, result: TrainStepResult | OptimStepResult) -> None:
     _check_version(result.weight_version, request.weight_version + 1)
-    check_number("loss", result.loss)
     if check_number("grad_norm", result.grad_norm) < 0:
         raise ContractError(f"grad_norm: found {result.grad_norm}; expected at least 0")
     check_number("learning_rate", result.learning_rate)
+
+
+def _check_gradients(
+    request: TrainStepRequest | ForwardBackwardRequest, result: TrainStepResult | ForwardBackwardResult
+) -> None:
+    check_number("loss", result.loss)
     check_metrics("metrics", result.metrics)
     mismatch = {*MISMATCH_METRICS} if request.loss.generation_mismatch else set[str]()
     if missing := sorted(mismatch - result.metrics.keys()):
@@ -182,10 +299,6 @@ def _check_step(request: TrainStepRequest, result: TrainStepResult) -> None:
             f"metrics: found no {', '.join(missing)}; expected them: LossSpec.generation_mismatch asks for them"
         )
     check_own_names("metrics", result.metrics.keys() - mismatch)
-    for name, bound in request.bounds.items():
-        if name in result.metrics and result.metrics[name] > bound:
-            found = f"{result.metrics[name]}, above its bound {bound}"
-            raise ContractError(f"metrics[{name!r}]: found {found}; expected the step refused with BoundError")
     if request.logprobs:
         check_token_arrays("logprobs", result.logprobs, request.microbatches, upper=TOLERANCE)
     elif result.logprobs is not None:

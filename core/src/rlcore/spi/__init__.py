@@ -61,8 +61,8 @@ NAMES = {
     "text": "TextProvider",
     "tokenizer": "ChatTokenizer Tokenizer",
     "trainer": (
-        "ExportWeightsRequest LogprobsRequest LogprobsResult TrainerLayout TrainerSpec TrainStepRequest TrainStepResult "
-        "ValuesRequest ValuesResult"
+        "ExportWeightsRequest ForwardBackwardRequest ForwardBackwardResult LogprobsRequest LogprobsResult OptimStepRequest "
+        "OptimStepResult TrainerLayout TrainerSpec TrainStepRequest TrainStepResult ValuesRequest ValuesResult"
     ),
     "version": "SPI_VERSION",
     "weights": (

@@ -29,6 +29,8 @@ SCHEDULE_STEP = "schedule_step"
 MULTI_RANK = "multi_rank"
 """Several ranks, each in its own process, form one trainer. From their parts of the data they compute what one rank computes
 from all of it. A run of several ranks refuses a provider that does not declare it."""
+SPLIT_STEP = "split_step"
+"""forward_backward and optim_step: a step in pieces, whose settings the caller may choose for each."""
 ROUTING_REPLAY = "routing_replay"
 """A token column ROUTED_EXPERTS decides which experts tokens go to, in train_step and in get_logprobs(model="policy")."""
 SAMPLING_MASK_REPLAY = "sampling_mask_replay"

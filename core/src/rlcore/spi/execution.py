@@ -27,7 +27,13 @@ from rlcore.spi.lifecycle import (
     SetResidencyResult,
 )
 from rlcore.spi.loss import LossSpec
-from rlcore.spi.trainer import ExportWeightsRequest, TrainStepResult
+from rlcore.spi.trainer import (
+    ExportWeightsRequest,
+    ForwardBackwardResult,
+    OptimStepRequest,
+    OptimStepResult,
+    TrainStepResult,
+)
 from rlcore.spi.weights import Delta
 
 
@@ -115,6 +121,15 @@ class TrainerGroup(BackendGroup, Protocol):
         """Make one optimizer step on the minibatch, which holds at least one loss token. With `logprobs`, also return what
         `self.logprobs` would have returned for the policy and these sequences before the step. BoundError, with nothing
         changed, if a metric exceeds its bound."""
+
+    def forward_backward(
+        self, minibatch: Minibatch, loss: LossSpec, weight_version: int, *, piece: int, logprobs: bool
+    ) -> tuple[ForwardBackwardResult, Float32Array | None]:
+        """Add the gradients of a piece of a step. `minibatch.counts` are those of the whole step; `logprobs` is as in
+        train_step. Of trainers with the capability `split_step`."""
+
+    def optim_step(self, request: OptimStepRequest) -> OptimStepResult:
+        """Make one optimizer step of the pieces whose gradients every rank holds."""
 
     def logprobs(
         self, batch: TokenBatch, sequences: Int64Array, model: Literal["policy", "reference"], weight_version: int

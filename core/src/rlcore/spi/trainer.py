@@ -80,6 +80,77 @@ class TrainStepResult:
 
 
 @frozen(kw_only=True, eq=False)
+class ForwardBackwardRequest:
+    """The request for the gradients of one piece of an optimizer step. `optim_step` applies those of all its pieces."""
+
+    microbatches: tuple[TokenBatch, ...]
+    """This data-parallel rank's share of the piece, as in TrainStepRequest."""
+    counts: GlobalCounts
+    """The global counts that the loss divides by: those of the whole step, so that pieces add up to it."""
+    loss: LossSpec
+    temperature: float
+    """Logits are divided by it before the log-softmax; positive."""
+    weight_version: int
+    """The version that the trainer must hold."""
+    piece: int = 0
+    """The number of pieces whose gradients the trainer must hold. 0 begins a step: it drops whatever gradients are left."""
+    logprobs: bool = True
+    """True where the trainer returns the log-probabilities that the loss gets. Needs the capability `step_logprobs`."""
+
+
+@frozen(kw_only=True)
+class ForwardBackwardResult:
+    """The figures of one piece, reduced over all ranks and equal on each."""
+
+    loss: float
+    metrics: Mapping[str, float] = field(factory=dict)
+    """As in TrainStepResult, of this piece alone."""
+    logprobs: tuple[Float32Array, ...] | None = field(default=None, eq=False)
+    """float32 [T] each, as in LogprobsResult; None unless asked for."""
+    weight_version: int
+    """The version that the trainer holds."""
+
+
+@frozen(kw_only=True)
+class OptimStepRequest:
+    """The request to apply the gradients of all pieces. A setting that is None is the recipe's."""
+
+    pieces: int
+    """The number of pieces whose gradients the trainer must hold, at least 1."""
+    weight_version: int
+    """The version that the trainer must hold before the step."""
+    schedule_step: int = field()
+    """As in TrainStepRequest."""
+    learning_rate: float | None = None
+    """In the place of the schedule's. Tensors of a group keep the ratio of their rate to that of OptimizerSpec."""
+    betas: tuple[float, float] | None = None
+    """AdamW's, of all tensors whose betas are those of OptimizerSpec."""
+    eps: float | None = None
+    weight_decay: float | None = None
+    """Of all tensors whose weight decay is that of OptimizerSpec."""
+    max_grad_norm: float | None = None
+    """0.0 clips nothing."""
+
+    @schedule_step.default
+    def _schedule_step(self) -> int:
+        return self.weight_version
+
+
+@frozen(kw_only=True)
+class OptimStepResult:
+    """The figures of the step, equal on each rank."""
+
+    weight_version: int
+    """request.weight_version + 1."""
+    grad_norm: float
+    """Global L2 norm before clipping."""
+    learning_rate: float
+    """The one this step used."""
+    metrics: Mapping[str, float] = field(factory=dict)
+    """The trainer's own figures of the step, such as norms of parts."""
+
+
+@frozen(kw_only=True, eq=False)
 class LogprobsRequest:
     """Log-probabilities of given tokens, without a gradient."""
 
@@ -146,13 +217,16 @@ class ExportWeightsRequest:
     `delta_refit`."""
 
 
-OPTIONAL_TRAINER_HOOKS = ("get_values",)
-"""Hooks of a trainer that a backend may leave out, where it does not declare the capability `value_head`."""
+SPLIT_HOOKS = ("forward_backward", "optim_step")
+"""The hooks of the capability `split_step`. A backend that has them may leave out train_step."""
+OPTIONAL_TRAINER_HOOKS = ("get_values", *SPLIT_HOOKS)
+"""Hooks of a trainer that a backend may leave out, where it does not declare `value_head` or `split_step`."""
 
 
 class TrainerSpec(Protocol):
     """The hooks of a trainer. A backend implements them with `rlcore.spi.hookimpl`, in exactly these signatures. It may leave
-    out get_values if it lacks the capability `value_head`. The body here is what then happens.
+    out get_values if it lacks the capability `value_head`. The body here is what then happens. With the capability `split_step`
+    it has forward_backward and optim_step, and may leave out train_step: the core makes a step of the two.
 
     A trainer built with `context.head = "value"` has no distribution over tokens. The core asks it for no get_logprobs,
     entropy, reference or routing. It asks a trainer built with "tokens" for no get_values.
@@ -165,6 +239,16 @@ class TrainerSpec(Protocol):
     @hookspec(firstresult=True)
     def train_step(self, request: TrainStepRequest) -> TrainStepResult:
         """Accumulate the gradients of all microbatches, clip, and apply one optimizer step."""
+
+    @hookspec(firstresult=True)
+    def forward_backward(self, request: ForwardBackwardRequest) -> ForwardBackwardResult:  # noqa: ARG002
+        """Add the gradients of a piece to those held. One that raises drops all of them. Needs the capability `split_step`."""
+        raise ContractError("forward_backward: found a trainer without it; expected the capability `split_step`")
+
+    @hookspec(firstresult=True)
+    def optim_step(self, request: OptimStepRequest) -> OptimStepResult:  # noqa: ARG002
+        """Clip the gradients held, apply one optimizer step, and drop them, also where it raises. Needs `split_step`."""
+        raise ContractError("optim_step: found a trainer without it; expected the capability `split_step`")
 
     @hookspec(firstresult=True)
     def get_logprobs(self, request: LogprobsRequest) -> LogprobsResult:

@@ -9,6 +9,7 @@ from rlcore_conformance.trainers.trainer_optimizer_kinds import TrainerOptimizer
 from rlcore_conformance.trainers.trainer_ranks import TrainerRanks
 from rlcore_conformance.trainers.trainer_routing import TrainerRouting
 from rlcore_conformance.trainers.trainer_sampling_mask import TrainerSamplingMask
+from rlcore_conformance.trainers.trainer_split_step import TrainerSplitStep
 from rlcore_conformance.trainers.trainer_values import TrainerValues
 from rlcore_conformance.trainers.trainer_weights import TrainerWeights
 
@@ -17,6 +18,7 @@ class TrainerConformance(
     TrainerNumerics,
     TrainerOptimizer,
     TrainerOptimizerKinds,
+    TrainerSplitStep,
     TrainerWeights,
     TrainerLifecycle,
     TrainerRouting,

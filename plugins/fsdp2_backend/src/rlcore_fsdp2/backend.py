@@ -33,8 +33,9 @@ from rlcore_torchkit.forward.image_forward import check_images
 from rlcore_torchkit.huggingface.batch_invariance import invariant_model_problems
 from rlcore_torchkit.huggingface.models import dims_of, load_config
 from rlcore_torchkit.layers.routing_replay import check_routing
+from rlcore_torchkit.optimizer.settings import step_settings
 from rlcore_torchkit.refit.shard_sender import ShardSender
-from rlcore_torchkit.trainer.losses import Totals
+from rlcore_torchkit.trainer.losses import Totals, no_losses
 from rlcore_torchkit.trainer.microbatch import Microbatch, move
 from rlcore_torchkit.trainer.step_stats import check_bounds, check_finite, check_state
 from rlcore_torchkit.trainer.trainer_hooks import requested_model, save_state
@@ -91,6 +92,8 @@ class Fsdp2Backend:
         self._residency = Residency(self.device)
         self._shard_sender = ShardSender(context.rank_info.rank, context.rank_info.world_size, self.device)
         self._weight_version = 0
+        self._num_accumulated = 0
+        """Microbatches whose gradients are held."""
         self._failed_midway = False
 
     @spi.hookimpl
@@ -98,10 +101,11 @@ class Fsdp2Backend:
         self._check("train_step", request.weight_version)
         check_images(request.microbatches, self.policy)
         check_routing(request.microbatches, self._dims)
+        self._drop_gradients()
         try:
             logprobs: list[Tensor] = []
             totals = self._accumulate(request, logprobs)
-            gradients = {name: p.grad for name, p in trained(self.policy).items() if p.grad is not None}
+            gradients = self._gradients()
             stats = reduce(totals, list(gradients.values()), self._parallel)
             routing = self._replay.metrics(request.microbatches, self.device, self._parallel.world_size)
             stats = evolve(stats, metrics=stats.metrics | routing)
@@ -109,10 +113,46 @@ class Fsdp2Backend:
             check_bounds(stats, request.bounds, self._weight_version)
             rate = self.update(list(gradients.values()), stats.grad_norm, request.schedule_step)
         finally:
-            self._optimizer.zero_grad()
+            self._drop_gradients()
         self._weight_version += 1
         arrays = tuple(found.cpu().numpy() for found in logprobs) if request.logprobs else None
         return stats.result(weight_version=self._weight_version, learning_rate=rate, logprobs=arrays)
+
+    @spi.hookimpl
+    def forward_backward(self, request: spi.ForwardBackwardRequest) -> spi.ForwardBackwardResult:
+        self._check("forward_backward", request.weight_version)
+        check_images(request.microbatches, self.policy)
+        check_routing(request.microbatches, self._dims)
+        if request.piece == 0:
+            self._drop_gradients()
+        try:
+            logprobs: list[Tensor] = []
+            stats = reduce(self._accumulate(request, logprobs), (), self._parallel)
+            routing = self._replay.metrics(request.microbatches, self.device, self._parallel.world_size)
+            stats = evolve(stats, metrics=stats.metrics | routing)
+            check_finite(stats, self._weight_version, hook="forward_backward")
+        except BaseException:
+            self._drop_gradients()
+            raise
+        self._num_accumulated += len(request.microbatches)
+        arrays = tuple(found.cpu().numpy() for found in logprobs) if request.logprobs else None
+        return spi.ForwardBackwardResult(
+            loss=stats.loss, metrics=stats.metrics, logprobs=arrays, weight_version=self._weight_version
+        )
+
+    @spi.hookimpl
+    def optim_step(self, request: spi.OptimStepRequest) -> spi.OptimStepResult:
+        self._check("optim_step", request.weight_version)
+        gradients = self._gradients()
+        try:
+            stats = reduce(no_losses(self.device), list(gradients.values()), self._parallel)
+            names = partial(non_finite_names, gradients, self._parallel.world_size)
+            check_finite(stats, self._weight_version, names, hook="optim_step")
+            rate = self.update(list(gradients.values()), stats.grad_norm, request.schedule_step, request)
+        finally:
+            self._drop_gradients()
+        self._weight_version += 1
+        return spi.OptimStepResult(weight_version=self._weight_version, grad_norm=stats.grad_norm, learning_rate=rate)
 
     @spi.hookimpl
     def get_logprobs(self, request: spi.LogprobsRequest) -> spi.LogprobsResult:
@@ -201,7 +241,16 @@ class Fsdp2Backend:
         for name, parameter in trained(self.policy).items():
             yield name, whole(parameter.detach(), torch.float32, self.device)
 
-    def _accumulate(self, request: spi.TrainStepRequest, logprobs: list[Tensor]) -> Totals:
+    def _gradients(self) -> dict[str, Tensor]:
+        """The gradients held, by the names of their parameters."""
+        return {name: p.grad for name, p in trained(self.policy).items() if p.grad is not None}
+
+    def _drop_gradients(self) -> None:
+        self._num_accumulated = 0
+        if self._optimizer is not None:
+            self._optimizer.zero_grad()
+
+    def _accumulate(self, request: spi.TrainStepRequest | spi.ForwardBackwardRequest, logprobs: list[Tensor]) -> Totals:
         microbatches = [move(batch, self.device, request.loss.token_columns) for batch in request.microbatches]
         self._replay.begin()
         try:
@@ -228,14 +277,17 @@ class Fsdp2Backend:
         self._replay.use(microbatch)
         if self.adapters is not None:
             place = self.layout.data_parallel_rank, self._parallel.context_rank
-            self.adapters.train_on(len(microbatch.tokens), version, *place, index)
+            self.adapters.train_on(len(microbatch.tokens), version, *place, self._num_accumulated + index)
 
-    def update(self, gradients: Sequence[Tensor], norm: float, schedule_step: int) -> float:
-        """Clip and step; returns the learning rate used."""
-        clip(gradients, norm, self._context.optimizer.max_grad_norm)
-        self._optimizer.step(self._context.schedule.share(schedule_step, self._context.num_train_steps))
+    def update(
+        self, gradients: Sequence[Tensor], norm: float, schedule_step: int, given: spi.OptimStepRequest | None = None
+    ) -> float:
+        """Clip and step, with the settings that `given` names; returns the learning rate used."""
+        settings = step_settings(self._context, schedule_step, given)
+        clip(gradients, norm, settings.max_grad_norm)
+        self._optimizer.step(settings.share, settings.overrides)
         self._refresh()
-        return self._context.learning_rate(schedule_step)
+        return settings.learning_rate
 
     def _refresh(self) -> None:
         if self._working is not None:

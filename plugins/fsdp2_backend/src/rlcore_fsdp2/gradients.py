@@ -50,12 +50,13 @@ def accumulate(
 
 
 def reduce(totals: Totals, gradients: Sequence[Tensor], layout: ParallelLayout) -> StepStats:
-    """Add up the data-parallel ranks' totals and all ranks' gradient norms in one collective, and read them back."""
+    """Add up the data-parallel ranks' totals and all ranks' gradient norms in one collective, and read them back. The norm of
+    no gradients is 0."""
     world_size = layout.world_size
     losses = torch.stack([totals.loss, *_float64(totals.sums)])
     if not layout.is_first_of_data_rank:
         losses = torch.zeros_like(losses)
-    norm = squared_norm(gradients).to(losses.device)
+    norm = squared_norm(gradients).to(losses.device) if gradients else losses.new_zeros(())
     sums = torch.cat([losses, norm[None]])
     maxima = torch.stack([*_float64(totals.maxima)]) if totals.maxima else sums.new_zeros(0)
     packed = torch.cat([sums, maxima])

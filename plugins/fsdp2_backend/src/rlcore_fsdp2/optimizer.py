@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from attrs import evolve
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.optim.adamw import adamw
@@ -16,7 +17,7 @@ from rlcore_fsdp2.sharding import held_part, local, num_copies
 from rlcore_fsdp2.trained_parameters import TrainedParameter, trained_parameters
 from rlcore_torchkit.optimizer.moments import Columns, decode, encode, row_parts
 from rlcore_torchkit.optimizer.muon import momentum_update
-from rlcore_torchkit.optimizer.settings import TensorSettings
+from rlcore_torchkit.optimizer.settings import NO_OVERRIDES, StepOverrides, TensorSettings
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's first and second moment, as torch.optim.AdamW names them."""
@@ -42,26 +43,29 @@ class Optimizer:
             parameter.grad = None
 
     @torch.no_grad()
-    def step(self, share: float) -> None:
+    def step(self, share: float, overrides: StepOverrides = NO_OVERRIDES) -> None:
         """Update the parameters that have a gradient, with `share` of each one's peak learning rate."""
+        eps = self._spec.eps if overrides.eps is None else overrides.eps
         groups: dict[TensorSettings, list[TrainedParameter]] = {}
         for parameter, member in self._members.items():
             if parameter.grad is not None:
                 if parameter not in self.state:
                     self.begin(parameter)
-                groups.setdefault(member.settings, []).append(member)
+                settings = member.settings.overridden(overrides)
+                groups.setdefault(settings, []).append(member)
         for settings, members in groups.items():
             rate = share * settings.learning_rate
             if settings.method == "muon":
-                self._muon_step(members, rate)
+                self._muon_step([evolve(member, settings=settings) for member in members], rate)
             elif settings.eight_bit:
                 for member in members:
-                    self._eight_bit_step(member, rate)
+                    self._eight_bit_step(member, settings, rate, eps)
             else:
                 states = [self.state[member.parameter] for member in members]
                 self._adamw_step(
                     settings,
                     rate,
+                    eps,
                     [local(member.parameter) for member in members],
                     [local(member.parameter.grad) for member in members],
                     [[local(state[name]) for state in states] for name in MOMENTS],
@@ -106,6 +110,7 @@ class Optimizer:
         self,
         settings: TensorSettings,
         rate: float,
+        eps: float,
         weights: list[Tensor],
         gradients: list[Tensor],
         moments: Sequence[list[Tensor]],
@@ -125,11 +130,11 @@ class Optimizer:
             beta2=settings.betas[1],
             lr=rate,
             weight_decay=settings.weight_decay,
-            eps=self._spec.eps,
+            eps=eps,
             maximize=False,
         )
 
-    def _eight_bit_step(self, member: TrainedParameter, rate: float) -> None:
+    def _eight_bit_step(self, member: TrainedParameter, settings: TensorSettings, rate: float, eps: float) -> None:
         """AdamW's step with moments that are decoded for it, of a few rows at a time."""
         state, columns = self.state[member.parameter], _columns(member.parameter)
         weights, gradients = local(member.parameter), local(member.parameter.grad)
@@ -137,7 +142,7 @@ class Optimizer:
         for rows in row_parts((*weights.shape[:-1], columns.width)):  # the same on ranks with other columns
             moments = [decode(codes[rows], scales[rows], columns, signed=signed) for codes, scales, signed in kept.values()]
             several = [[moment] for moment in moments]
-            self._adamw_step(member.settings, rate, [weights[rows]], [gradients[rows]], several, [state[STEP].clone()])
+            self._adamw_step(settings, rate, eps, [weights[rows]], [gradients[rows]], several, [state[STEP].clone()])
             for moment, (codes, scales, signed) in zip(moments, kept.values(), strict=True):
                 shared = self._shared(member.parameter, columns.scales(moment))
                 scales[rows].copy_(shared)

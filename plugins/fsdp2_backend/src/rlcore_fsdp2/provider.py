@@ -23,6 +23,7 @@ PROVIDER = Provider(
     capabilities=TRAINER_CAPABILITIES
     | {
         capabilities.SHARDS,
+        capabilities.SPLIT_STEP,
         capabilities.LORA,
         capabilities.ADAPTER_REFIT,
         capabilities.DELTA_REFIT,

@@ -14,6 +14,7 @@ from attrs import evolve
 from torch import Tensor
 
 from rlcore import spi
+from rlcore.spi.arrays import Float32Array
 from rlcore_megatron.checkpoints import checkpoint
 from rlcore_megatron.checkpoints.initial import load_initial
 from rlcore_megatron.checks.multi_token_check import head_problems
@@ -31,7 +32,7 @@ from rlcore_megatron.modules.token_dispatch import drop_float8_copies
 from rlcore_megatron.setup.config import MegatronConfig, has_tensor_settings
 from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
 from rlcore_megatron.training.head_gradients import HeadGradients
-from rlcore_megatron.training.optimizer import Rates, distribute, make_optimizer
+from rlcore_megatron.training.optimizer import Rates, distribute, make_optimizer, reduce_gradients, unreduced
 from rlcore_megatron.training.residency import MegatronResidency
 from rlcore_megatron.training.tensor_optimizer import TensorOptimizer
 from rlcore_megatron.training.train import Passes, reduce_totals
@@ -44,6 +45,7 @@ from rlcore_torchkit.distributed.device import use_device
 from rlcore_torchkit.distributed.residency import reserved_bytes
 from rlcore_torchkit.huggingface.hf_directory import BUCKET_BYTES
 from rlcore_torchkit.layers.routing_replay import check_routing
+from rlcore_torchkit.optimizer.settings import NO_OVERRIDES, StepOverrides
 from rlcore_torchkit.refit.shard_sender import ShardSender
 from rlcore_torchkit.trainer.losses import Totals
 from rlcore_torchkit.trainer.microbatch import Microbatch, move
@@ -81,6 +83,8 @@ class MegatronBackend:
                 parallel.leave()
                 raise
         self.weight_version = 0
+        self._num_accumulated = 0
+        """Microbatches whose gradients are held."""
         self._failed_midway = False
 
     def _build(self) -> None:
@@ -150,15 +154,47 @@ class MegatronBackend:
         check_routing(request.microbatches, self._dims)
         with self.residency.gradients(), cuda_or_cpu(self._device.type):
             found: list[Tensor] = []
+            self._drop_gradients()
             totals = self._accumulate(request, found)
-            stats = self._step_stats(totals, request.microbatches)
+            norms = self._norms()  # takes the processor a while: best before the first figure waits for the device
+            stats = self._loss_stats(totals, request.microbatches, norms)
             check_finite(stats, self.weight_version, self._non_finite_names)
             check_bounds(stats, request.bounds, self.weight_version)
             rate = self.update(stats.grad_norm, request.schedule_step, stats.metrics.get(MTP_GRAD_NORM))
-            lengths = [batch.num_tokens for batch in request.microbatches]
-            logprobs = self._passes.on_every_stage(found, lengths, num_rows=1)[0] if request.logprobs else None
+            logprobs = self._found_logprobs(found, request)
         self.weight_version += 1
         return stats.result(weight_version=self.weight_version, learning_rate=rate, logprobs=logprobs)
+
+    @spi.hookimpl
+    def forward_backward(self, request: spi.ForwardBackwardRequest) -> spi.ForwardBackwardResult:
+        self._check("forward_backward", request.weight_version)
+        check_routing(request.microbatches, self._dims)
+        with self.residency.gradients(), cuda_or_cpu(self._device.type):
+            if request.piece == 0:
+                self._drop_gradients()
+            found: list[Tensor] = []
+            with unreduced(self.models):
+                totals = self._accumulate(request, found)
+            stats = self._loss_stats(totals, request.microbatches, StepStats(loss=0.0, grad_norm=0.0, metrics={}))
+            check_finite(stats, self.weight_version, hook="forward_backward")
+            logprobs = self._found_logprobs(found, request)
+        self._num_accumulated += len(request.microbatches)
+        return spi.ForwardBackwardResult(
+            loss=stats.loss, metrics=stats.metrics, logprobs=logprobs, weight_version=self.weight_version
+        )
+
+    @spi.hookimpl
+    def optim_step(self, request: spi.OptimStepRequest) -> spi.OptimStepResult:
+        self._check("optim_step", request.weight_version)
+        with self.residency.gradients(), cuda_or_cpu(self._device.type):
+            reduce_gradients(self.models)
+            stats = self._norms()
+            check_finite(stats, self.weight_version, self._non_finite_names, hook="optim_step")
+            rate = self.update(stats.grad_norm, request.schedule_step, stats.metrics.get(MTP_GRAD_NORM), request)
+        self.weight_version += 1
+        return spi.OptimStepResult(
+            weight_version=self.weight_version, grad_norm=stats.grad_norm, learning_rate=rate, metrics=stats.metrics
+        )
 
     @spi.hookimpl
     def get_logprobs(self, request: spi.LogprobsRequest) -> spi.LogprobsResult:
@@ -251,11 +287,14 @@ class MegatronBackend:
                 for named in bucket.tensors:
                     yield named.name, named.tensor.clone()
 
-    def _accumulate(self, request: spi.TrainStepRequest, logprobs: list[Tensor]) -> Totals | None:
-        microbatches = [move(batch, self._device, request.loss.token_columns) for batch in request.microbatches]
+    def _drop_gradients(self) -> None:
+        self._num_accumulated = 0
         for model in self.models:
             model.zero_grad_buffer()
         self.optimizer.zero_grad()
+
+    def _accumulate(self, request: spi.TrainStepRequest | spi.ForwardBackwardRequest, logprobs: list[Tensor]) -> Totals | None:
+        microbatches = [move(batch, self._device, request.loss.token_columns) for batch in request.microbatches]
         if self._config.mtp:  # whose head reads the embedding apart from the layer that would wait for it
             self._gather_parameters()
         try:
@@ -273,7 +312,8 @@ class MegatronBackend:
         share = self._context.lora.dropout if self._context.lora is not None else 0.0
         if share:
             place = self.layout.data_parallel_rank, self._parallel.context_rank
-            dropout = Dropout(share=share, key=(self._context.seed, version, *place, index), num_tokens=len(microbatch.tokens))
+            key = self._context.seed, version, *place, self._num_accumulated + index
+            dropout = Dropout(share=share, key=key, num_tokens=len(microbatch.tokens))
             unwrapped([model])[0].adapters.dropout = dropout
 
     def _drop_nothing(self) -> None:
@@ -281,22 +321,43 @@ class MegatronBackend:
             for model in unwrapped(self.models):
                 model.adapters.dropout = None
 
-    def _step_stats(self, totals: Totals | None, microbatches: Sequence[spi.TokenBatch]) -> StepStats:
-        self.optimizer.prepare_grads()  # takes the processor a while: best before the first figure waits for the device
+    def _norms(self) -> StepStats:
+        """The gradients' norms, with no loss; the gradients are the optimizer's then."""
+        self.optimizer.prepare_grads()
         norm = self._gradients.norm("policy")
         of_head = {MTP_GRAD_NORM: self._gradients.norm("head")} if self._config.mtp else {}
+        return StepStats(loss=0.0, grad_norm=norm, metrics=of_head)
+
+    def _loss_stats(self, totals: Totals | None, microbatches: Sequence[spi.TokenBatch], norms: StepStats) -> StepStats:
+        """The figures of the passes, and these norms."""
         loss, sums, maxima = reduce_totals(totals, self._parallel, self._groups)
         routers = self._passes.router_metrics(microbatches)
-        return StepStats(loss=loss, grad_norm=norm, metrics={**sums, **maxima, **routers, **of_head})
+        return evolve(norms, loss=loss, metrics={**sums, **maxima, **routers, **norms.metrics})
 
-    def update(self, norm: float, schedule_step: int, norm_of_head: float | None = None) -> float:
-        """Clip and step, the multi-token head by its own norm; returns the learning rate used."""
-        rate = self._rates.set(schedule_step)
-        self._gradients.clip("policy", norm)
+    def _found_logprobs(
+        self, found: Sequence[Tensor], request: spi.TrainStepRequest | spi.ForwardBackwardRequest
+    ) -> tuple[Float32Array, ...] | None:
+        lengths = [batch.num_tokens for batch in request.microbatches]
+        return self._passes.on_every_stage(found, lengths, num_rows=1)[0] if request.logprobs else None
+
+    def update(
+        self,
+        norm: float,
+        schedule_step: int,
+        norm_of_head: float | None = None,
+        given: spi.OptimStepRequest | None = None,
+    ) -> float:
+        """Clip and step, the multi-token head by its own norm, with the settings that `given` names; returns the learning rate
+        used."""
+        rate = self._rates.set(schedule_step, given)
+        limit = self.optimizer.config.clip_grad
+        limit = limit if given is None or given.max_grad_norm is None else given.max_grad_norm
+        self._gradients.clip("policy", norm, limit)
         if norm_of_head is not None:
-            self._gradients.clip("head", norm_of_head)
+            self._gradients.clip("head", norm_of_head, limit)
         if self._by_tensor is not None:
-            self._by_tensor.step(rate / self._context.optimizer.learning_rate)
+            overrides = NO_OVERRIDES if given is None else StepOverrides.of(given)
+            self._by_tensor.step(rate / self._context.optimizer.learning_rate, overrides)
         self.optimizer.step_with_ready_grads()
         return rate
 

@@ -8,9 +8,13 @@ from rlcore_torchkit.requirements import TRAINER_CAPABILITIES
 
 def disabled_capabilities(config: MegatronConfig) -> frozenset[str]:
     """Return the capabilities that a section rules out: products in 8 or 4 bits, and TransformerEngine's in float32, which are
-    TF32, give other log-probabilities than a plain pass."""
+    TF32, give other log-probabilities than a plain pass; steps in pieces have no losses of routers."""
     rounds = config.fp8 or config.transformer_engine or config.transformer.get("fp4")
-    return frozenset({capabilities.EXACT_LOGPROBS}) if rounds else frozenset()
+    disabled = {capabilities.EXACT_LOGPROBS} if rounds else set[str]()
+    # A router's loss is a mean over the tokens of the step, which no piece of it knows.
+    if any(config.transformer.get(name) for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff")):
+        disabled.add(capabilities.SPLIT_STEP)
+    return frozenset(disabled)
 
 
 PROVIDER = Provider(
@@ -19,7 +23,7 @@ PROVIDER = Provider(
     priority=80,
     capabilities=TRAINER_CAPABILITIES
     | {capabilities.IMAGES, capabilities.SHARDS, capabilities.LORA, capabilities.ADAPTER_REFIT, capabilities.DELTA_REFIT}
-    | {capabilities.MUON, capabilities.MOMENTS_8BIT, capabilities.OPTIMIZER_GROUPS},
+    | {capabilities.MUON, capabilities.MOMENTS_8BIT, capabilities.OPTIMIZER_GROUPS, capabilities.SPLIT_STEP},
     config=MegatronConfig,
     # Without a GPU it runs where it is named; what fits a CPU trains faster without Megatron around it.
     devices={"cuda"},

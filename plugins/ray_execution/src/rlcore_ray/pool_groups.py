@@ -5,10 +5,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import asdict, evolve, frozen
 
 from rlcore import spi
-from rlcore.execution import WIDTH, MinibatchTrainer, TokensRequest, read_by, step_metrics, with_columns
+from rlcore.execution import WIDTH, GradientsRequest, GradientsResult, MinibatchTrainer, TokensRequest, read_by, with_columns
 from rlcore.spi.arrays import Float32Array, Int64Array, offsets_of
 from rlcore.spi.execution import LogprobsColumn, Minibatch, RefitCommand, Refitted, ResponseFeed
 from rlcore_ray.calls import Calls
@@ -76,8 +76,8 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
             for number, (minibatch, dispatch) in enumerate(zip(minibatches, dispatches, strict=True))
         ]
 
-    def _train(self, request: spi.TrainStepRequest, minibatch: Minibatch) -> tuple[spi.TrainStepResult, Float32Array | None]:
-        """The step, each data-parallel rank with its part of the sequences."""
+    def _train(self, request: GradientsRequest, minibatch: Minibatch) -> tuple[Any, Float32Array | None]:
+        """The step or piece, each data-parallel rank with its part of the sequences."""
         batch, sequences, held = read_by(request.loss, minibatch.batch), minibatch.sequences, minibatch.held
         leaders = [ranks[0] for ranks in self.members]
         parts: dict[int, tuple[Any, int]]
@@ -87,16 +87,24 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
             dispatch = self._dispatch(batch, sequences, self._groups(batch, sequences))
             parts = self._parts(batch, dispatch)
         given = [(self.model, request, *parts[rank], rank in leaders) for rank in sorted(parts)]
-        results: list[spi.TrainStepResult] = self.calls.together("train_step", given)
-        for rank, result in enumerate(results):
-            if not _same_metrics(result, results[0]):
-                self.calls.lose("ranks disagree on the figures of a step")
-                found, expected = (evolve(one, logprobs=None) for one in (result, results[0]))
-                raise spi.ContractError(
-                    f"train_step: {self.calls.workers[rank]} returned {found}; expected rank 0's {expected}"
-                )
+        hook = "train_step" if isinstance(request, spi.TrainStepRequest) else "forward_backward"
+        results: list[GradientsResult] = self.calls.together(hook, given)
+        self._require_agreement(hook, [evolve(result, logprobs=None) for result in results])
         arrays = [array for leader in leaders for array in results[leader].logprobs or ()]
         return results[leaders[0]], dispatch.join(batch, arrays) if request.logprobs else None
+
+    def optim_step(self, request: spi.OptimStepRequest) -> spi.OptimStepResult:
+        """See TrainerGroup."""
+        results: list[spi.OptimStepResult] = self.calls.together("optim_step", [(self.model, request)] * len(self.calls.ranks))
+        self._require_agreement("optim_step", results)
+        return results[0]
+
+    def _require_agreement(self, hook: str, results: Sequence[GradientsResult | spi.OptimStepResult]) -> None:
+        """ContractError where a rank reports other figures than rank 0."""
+        for rank, result in enumerate(results):
+            if not _same_figures(result, results[0]):
+                self.calls.lose("ranks disagree on the figures of a step")
+                raise spi.ContractError(f"{hook}: {self.calls.workers[rank]} returned {result}; expected rank 0's {results[0]}")
 
     def _evaluate(self, request: TokensRequest, batch: spi.TokenBatch, sequences: Int64Array) -> Float32Array:
         dispatch = self._dispatch(batch, sequences, None)
@@ -236,13 +244,17 @@ class PoolRoute:
             raise spi.RefitError(f"refit: what ranks took has the digest {taken}; expected {sent}, of what ranks sent")
 
 
-def _same_metrics(one: spi.TrainStepResult, other: spi.TrainStepResult) -> bool:
-    expected = step_metrics(other)
-    close = all(
-        math.isclose(value, expected.get(name, math.nan), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-        for name, value in step_metrics(one).items()
+def _same_figures(one: object, other: object) -> bool:
+    """Return whether two results of the same class have the same numbers, those of their metrics included."""
+    found, expected = _figures(one), _figures(other)
+    return found.keys() == expected.keys() and all(
+        math.isclose(value, expected[name], rel_tol=TOLERANCE, abs_tol=TOLERANCE) for name, value in found.items()
     )
-    return close and one.weight_version == other.weight_version
+
+
+def _figures(result: Any) -> dict[str, float]:
+    numbers = {name: value for name, value in asdict(result).items() if isinstance(value, int | float)}
+    return numbers | {f"metrics/{name}": value for name, value in result.metrics.items()}
 
 
 def _seen(directory: Path, calls: Calls, ranks: Sequence[int], written: Sequence[Sequence[str]]) -> tuple[str, ...]:

@@ -20,11 +20,14 @@ from rlcore import spi
 from rlcore.execution import (
     ChosenPlugins,
     GeneratorHandle,
+    GradientsRequest,
+    GradientsResult,
     LoadedPlugins,
     TokensRequest,
     TrainerHandle,
     closed_after,
     exit_error,
+    gradients_of,
     is_outside,
     make_room,
     per_token_results,
@@ -196,13 +199,23 @@ class Worker:
         self._held = held
 
     def train_step(
-        self, model: TrainedModel, request: spi.TrainStepRequest, parts: Sequence[RankPart] | None, number: int, returns: bool
-    ) -> spi.TrainStepResult:
+        self, model: TrainedModel, request: GradientsRequest, parts: Sequence[RankPart] | None, number: int, returns: bool
+    ) -> GradientsResult:
         """Train on this rank's share of an optimizer step: one of its node's `parts`, or without these what it holds for the
         update `number`. Ranks that only help another one return no log-probabilities."""
         microbatches = self._take_held(number, request.loss) if parts is None else parts[number].microbatches()
-        result = self._trainer_handle(model).train_step(evolve(request, microbatches=microbatches))
+        result = gradients_of(self._trainer_handle(model), evolve(request, microbatches=microbatches))
         return result if returns else evolve(result, logprobs=None)
+
+    def forward_backward(
+        self, model: TrainedModel, request: GradientsRequest, parts: Sequence[RankPart] | None, number: int, returns: bool
+    ) -> GradientsResult:
+        """Add the gradients of this rank's share of a piece of a step; the arguments are those of train_step."""
+        return self.train_step(model, request, parts, number, returns)
+
+    def optim_step(self, model: TrainedModel, request: spi.OptimStepRequest) -> spi.OptimStepResult:
+        """Make an optimizer step of the gradients that this rank holds."""
+        return self._trainer_handle(model).optim_step(request)
 
     def token_figures(
         self, model: TrainedModel, request: TokensRequest, parts: Sequence[RankPart], number: int, returns: bool

@@ -10,8 +10,9 @@ from typing import Literal
 
 from attrs import evolve, frozen
 
-from rlcore.spi.context import CheckContext, OptimizerGroup, OptimizerSpec
+from rlcore.spi.context import CheckContext, OptimizerGroup, OptimizerSpec, TrainerContext
 from rlcore.spi.errors import Problem
+from rlcore.spi.trainer import OptimStepRequest
 
 BLOCK = 256
 """Elements of a row that share the scale of a moment in 8 bits."""
@@ -30,6 +31,47 @@ _TORCHAOS = "optim/quant_utils.py"
 
 
 @frozen(kw_only=True)
+class StepOverrides:
+    """Settings that one step puts in the place of the optimizer table's; None leaves them. A group's own stay."""
+
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
+    weight_decay: float | None = None
+
+    @classmethod
+    def of(cls, request: OptimStepRequest) -> "StepOverrides":
+        """The overrides of a request."""
+        return cls(betas=request.betas, eps=request.eps, weight_decay=request.weight_decay)
+
+
+NO_OVERRIDES = StepOverrides()
+
+
+@frozen(kw_only=True)
+class StepSettings:
+    """The settings of one step."""
+
+    learning_rate: float
+    """The table's at this step, or the one that the step names."""
+    share: float
+    """The share of every tensor's peak learning rate."""
+    max_grad_norm: float
+    overrides: StepOverrides
+
+
+def step_settings(context: TrainerContext, schedule_step: int, given: OptimStepRequest | None = None) -> StepSettings:
+    """The settings of the step at this place of the schedule, and what `given` names in their place."""
+    spec, share = context.optimizer, context.schedule.share(schedule_step, context.num_train_steps)
+    rate, limit, overrides = context.learning_rate(schedule_step), spec.max_grad_norm, NO_OVERRIDES
+    if given is not None:
+        overrides = StepOverrides.of(given)
+        limit = limit if given.max_grad_norm is None else given.max_grad_norm
+        if given.learning_rate is not None:
+            rate, share = given.learning_rate, given.learning_rate / spec.learning_rate
+    return StepSettings(learning_rate=rate, share=share, max_grad_norm=limit, overrides=overrides)
+
+
+@frozen(kw_only=True)
 class TensorSettings:
     """The settings of one tensor. Learning rates are peaks, for the schedule to scale."""
 
@@ -41,6 +83,20 @@ class TensorSettings:
     """0.0 for biases and vectors."""
     eight_bit: bool
     """True where AdamW's moments of it are kept in 8 bits."""
+    follows_betas: bool
+    """True where `betas` are the table's."""
+    follows_decay: bool
+    """True where `weight_decay` is the table's."""
+
+    def overridden(self, overrides: StepOverrides) -> "TensorSettings":
+        """The settings for a step with these overrides."""
+        return evolve(
+            self,
+            betas=overrides.betas if self.follows_betas and overrides.betas is not None else self.betas,
+            weight_decay=(
+                overrides.weight_decay if self.follows_decay and overrides.weight_decay is not None else self.weight_decay
+            ),
+        )
 
 
 def tensor_settings(spec: OptimizerSpec, name: str, shape: tuple[int, ...], *, in_layers: bool) -> TensorSettings:
@@ -57,6 +113,8 @@ def tensor_settings(spec: OptimizerSpec, name: str, shape: tuple[int, ...], *, i
         betas=group.betas or spec.betas,
         weight_decay=weight_decay if _decays(name, shape) else 0.0,
         eight_bit=spec.moments == "8bit" and not is_muon and len(shape) > 1 and prod(shape) >= LEAST_8BIT,
+        follows_betas=group.betas is None,
+        follows_decay=group.weight_decay is None and _decays(name, shape),
     )
 
 

@@ -33,6 +33,11 @@ class Totals:
     maxima: Mapping[str, Tensor]
 
 
+def no_losses(device: torch.device) -> Totals:
+    """The sums over no microbatch."""
+    return Totals(loss=torch.zeros((), dtype=torch.float64, device=device), sums={}, maxima={})
+
+
 @cache
 def load_loss(path: str) -> LossFunction:
     """The function that `package.module:function` names."""

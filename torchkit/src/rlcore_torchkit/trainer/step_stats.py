@@ -43,9 +43,11 @@ def check_state(hook: str, found: int, held: int, *, failed_midway: bool) -> Non
         raise ContractError(f"{hook}: an earlier train_step failed between microbatches; build the trainer anew")
 
 
-def check_finite(stats: StepStats, weight_version: int, non_finite_names: Callable[[], Sequence[str]]) -> None:
+def check_finite(
+    stats: StepStats, weight_version: int, non_finite_names: Callable[[], Sequence[str]] = list, *, hook: str = "train_step"
+) -> None:
     """Raise NonFiniteError where one of them is not finite; `non_finite_names` says which parameters' gradients are not."""
-    where = f"train_step at weight version {weight_version}"
+    where = f"{hook} at weight version {weight_version}"
     if not math.isfinite(stats.loss):
         raise NonFiniteError(f"{where}: the loss is {stats.loss}; {_REFUSED}")
     if not math.isfinite(stats.grad_norm):

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import ClassVar, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from attrs import evolve, frozen
@@ -19,6 +19,15 @@ from rlcore.spi.execution import LogprobsColumn, Minibatch, ResponseFeed, TextDe
 HandleT = TypeVar("HandleT", bound=BackendHandle)
 TokensRequest: TypeAlias = spi.LogprobsRequest | spi.ValuesRequest
 """A request that is answered by one number a token."""
+
+
+GradientsRequest: TypeAlias = spi.TrainStepRequest | spi.ForwardBackwardRequest
+GradientsResult: TypeAlias = spi.TrainStepResult | spi.ForwardBackwardResult
+
+
+def gradients_of(handle: TrainerHandle, request: GradientsRequest) -> GradientsResult:
+    """Return the trainer's answer to a request for a whole step, or for a piece of one."""
+    return handle.train_step(request) if isinstance(request, spi.TrainStepRequest) else handle.forward_backward(request)
 
 
 def per_token_results(
@@ -70,8 +79,9 @@ class MinibatchTrainer(ABC):
         """Return whether the provider declares a capability."""
 
     @abstractmethod
-    def _train(self, request: spi.TrainStepRequest, minibatch: Minibatch) -> tuple[spi.TrainStepResult, Float32Array | None]:
-        """Make the step on the minibatch. Return its log-probabilities [T] too where the request asks for them."""
+    def _train(self, request: GradientsRequest, minibatch: Minibatch) -> tuple[Any, Float32Array | None]:
+        """Make the step, or the piece of one, on the minibatch. Return the result, and its log-probabilities [T] where the
+        request asks for them."""
 
     @abstractmethod
     def _evaluate(self, request: TokensRequest, batch: spi.TokenBatch, sequences: Int64Array) -> Float32Array:
@@ -93,6 +103,21 @@ class MinibatchTrainer(ABC):
             weight_version=weight_version,
             bounds=bounds,
             schedule_step=minibatch.schedule_step if self.has(spi.capabilities.SCHEDULE_STEP) else weight_version,
+            logprobs=logprobs,
+        )
+        return self._train(request, minibatch)
+
+    def forward_backward(
+        self, minibatch: Minibatch, loss: spi.LossSpec, weight_version: int, *, piece: int, logprobs: bool
+    ) -> tuple[spi.ForwardBackwardResult, Float32Array | None]:
+        """See TrainerGroup."""
+        request = spi.ForwardBackwardRequest(
+            microbatches=(),
+            counts=minibatch.counts,
+            loss=loss,
+            temperature=self.temperature,
+            weight_version=weight_version,
+            piece=piece,
             logprobs=logprobs,
         )
         return self._train(request, minibatch)
@@ -154,13 +179,17 @@ class InProcessTrainer(InProcessGroup[TrainerHandle], MinibatchTrainer):
             held[column.first :] = [cut.with_column(column.name, found) for cut in later]
         return [evolve(minibatch, held=cut) for minibatch, cut in zip(minibatches, held, strict=True)]
 
-    def _train(self, request: spi.TrainStepRequest, minibatch: Minibatch) -> tuple[spi.TrainStepResult, Float32Array | None]:
+    def optim_step(self, request: spi.OptimStepRequest) -> spi.OptimStepResult:
+        """See TrainerGroup."""
+        return self.handle.optim_step(request)
+
+    def _train(self, request: GradientsRequest, minibatch: Minibatch) -> tuple[Any, Float32Array | None]:
         batch, cut = minibatch.batch, minibatch.held
         if not isinstance(cut, CutMinibatch):
             read = read_by(request.loss, batch)
             cut = self._cut(read, minibatch.sequences, self._groups(batch, minibatch.sequences))
         microbatches = tuple(read_by(request.loss, one) for one in cut.microbatches)
-        result = self.handle.train_step(evolve(request, microbatches=microbatches))
+        result = gradients_of(self.handle, evolve(request, microbatches=microbatches))
         return result, None if result.logprobs is None else put_rows(result.logprobs, batch.offsets, cut.sequences)
 
     def _evaluate(self, request: TokensRequest, batch: spi.TokenBatch, sequences: Int64Array) -> Float32Array:

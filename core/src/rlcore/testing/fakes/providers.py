@@ -25,6 +25,7 @@ FAKE_TRAINER = Provider(
         capabilities.PREVIOUS_LOGPROBS,
         capabilities.STEP_LOGPROBS,
         capabilities.SCHEDULE_STEP,
+        capabilities.SPLIT_STEP,
         capabilities.SAMPLING_MASK_REPLAY,
         capabilities.VALUE_HEAD,
         capabilities.RESIDENCY,

@@ -60,6 +60,9 @@ class FakeTrainer:
         if self.reference is not None and not context.needs_policy:
             self.weights = self.reference
         self.num_updates = self.schedule_step = 0
+        self.gradients: dict[str, Float64Array] = {}
+        self.given: spi.OptimStepRequest | None = None
+        """The settings of the optim_step under way."""
         self.moments: dict[str, tuple[Float64Array, Float64Array]] = {
             name: (np.zeros(value.shape), np.zeros(value.shape)) for name, value in self.weights.items() if context.needs_policy
         }
@@ -69,10 +72,8 @@ class FakeTrainer:
     def train_step(self, request: spi.TrainStepRequest) -> spi.TrainStepResult:
         """One update from all microbatches."""
         self.require_version("train_step", request.weight_version)
-        loss, metrics, grads = (0.0, dict[str, float](), None) if self.config.instant else self.accumulate(request)
-        if self.config.instant and request.loss.generation_mismatch:
-            metrics = dict(zip(spi.MISMATCH_METRICS, (1.0, 0.0, 1.0), strict=True))
-        norm = 0.0 if grads is None else sqrt(sum(float((grad**2).sum()) for grad in grads.values()))
+        loss, metrics, grads = self.accumulate(request)
+        norm = norm_of(grads)
         if not (isfinite(loss) and isfinite(norm)):
             raise spi.NonFiniteError(
                 f"train_step: found loss {loss} and gradient norm {norm}; expected finite ones. State kept"
@@ -81,7 +82,7 @@ class FakeTrainer:
         logprobs = self.step_logprobs(request) if request.logprobs else None
         self.schedule_step = request.schedule_step
         rate = self.learning_rate()
-        if grads is not None:
+        if not self.config.instant:
             self.apply_gradients(grads, norm)
         self.weight_version += 1
         return spi.TrainStepResult(
@@ -92,6 +93,34 @@ class FakeTrainer:
             metrics=metrics,
             logprobs=logprobs,
         )
+
+    @spi.hookimpl
+    def forward_backward(self, request: spi.ForwardBackwardRequest) -> spi.ForwardBackwardResult:
+        """The gradients of a piece, added to those held."""
+        self.require_version("forward_backward", request.weight_version)
+        held, self.gradients = self.gradients if request.piece else {}, {}
+        loss, metrics, grads = self.accumulate(request)
+        if not isfinite(loss):
+            raise spi.NonFiniteError(f"forward_backward: found loss {loss}; expected a finite one. Gradients dropped")
+        self.gradients = {name: grad + held.get(name, 0.0) for name, grad in grads.items()}
+        logprobs = self.step_logprobs(request) if request.logprobs else None
+        return spi.ForwardBackwardResult(loss=loss, metrics=metrics, logprobs=logprobs, weight_version=self.weight_version)
+
+    @spi.hookimpl
+    def optim_step(self, request: spi.OptimStepRequest) -> spi.OptimStepResult:
+        """One update from the gradients held."""
+        self.require_version("optim_step", request.weight_version)
+        grads, self.gradients = self.gradients, {}
+        norm = norm_of(grads)
+        if not isfinite(norm):
+            raise spi.NonFiniteError(f"optim_step: found gradient norm {norm}; expected a finite one. State kept")
+        self.schedule_step, self.given = request.schedule_step, request
+        rate = self.learning_rate()
+        if not self.config.instant:
+            self.apply_gradients(grads, norm)
+        self.given = None
+        self.weight_version += 1
+        return spi.OptimStepResult(weight_version=self.weight_version, grad_norm=norm, learning_rate=rate)
 
     @spi.hookimpl
     def get_logprobs(self, request: spi.LogprobsRequest) -> spi.LogprobsResult:
@@ -211,8 +240,13 @@ class FakeTrainer:
         """The values after every token of a batch."""
         return ValueForward.of(self.weights, batch.tokens, batch.offsets)
 
-    def accumulate(self, request: spi.TrainStepRequest) -> tuple[float, dict[str, float], dict[str, Float64Array]]:
+    def accumulate(
+        self, request: spi.TrainStepRequest | spi.ForwardBackwardRequest
+    ) -> tuple[float, dict[str, float], dict[str, Float64Array]]:
         """Loss, metrics and gradients added up over the microbatches."""
+        if self.config.instant:
+            mismatch = dict(zip(spi.MISMATCH_METRICS, (1.0, 0.0, 1.0), strict=True))
+            return 0.0, mismatch if request.loss.generation_mismatch else {}, {}
         total = 0.0
         sums: dict[str, float] = {}
         maxima: dict[str, float] = {}
@@ -248,7 +282,10 @@ class FakeTrainer:
         return loss, sums | maxima, grads
 
     def call_loss(
-        self, request: spi.TrainStepRequest, batch: spi.TokenBatch, forward: Forward | ValueForward
+        self,
+        request: spi.TrainStepRequest | spi.ForwardBackwardRequest,
+        batch: spi.TokenBatch,
+        forward: Forward | ValueForward,
     ) -> spi.LossOutput:
         """Call the loss that the request names."""
         values = forward.values() if isinstance(forward, ValueForward) else None
@@ -279,18 +316,25 @@ class FakeTrainer:
         values = np.exp(np.abs(near)), np.expm1(near) - near, np.where(np.isfinite(ratio), ratio, 0.0)
         return {name: value.sum() / counts.num_loss_tokens for name, value in zip(spi.MISMATCH_METRICS, values, strict=True)}
 
-    def step_logprobs(self, request: spi.TrainStepRequest) -> tuple[Float32Array, ...]:
-        """Return the log-probabilities that the loss got, for TrainStepResult.logprobs."""
+    def step_logprobs(self, request: spi.TrainStepRequest | spi.ForwardBackwardRequest) -> tuple[Float32Array, ...]:
+        """Return the log-probabilities that the loss got, float32 [T] each."""
         both = (self.evaluate(self.weights, batch, request.temperature) for batch in request.microbatches)
         return tuple(logprobs.astype(np.float32) for logprobs, _ in both)
 
     def learning_rate(self) -> float:
         """The learning rate of the step under way."""
-        return self.context.learning_rate(self.schedule_step)
+        given = None if self.given is None else self.given.learning_rate
+        return self.context.learning_rate(self.schedule_step) if given is None else given
+
+    def step_optimizer(self) -> spi.OptimizerSpec:
+        """The settings of the step under way."""
+        names = ("betas", "eps", "weight_decay", "max_grad_norm")
+        given = {name: value for name in names if (value := getattr(self.given, name, None)) is not None}
+        return evolve(self.context.optimizer, **given)
 
     def apply_gradients(self, grads: dict[str, Float64Array], norm: float) -> None:
         """Clip, then change the weights in place by AdamW, arXiv:1711.05101, algorithm 2. All tables are matrices."""
-        spec, rate = self.context.optimizer, self.learning_rate()
+        spec, rate = self.step_optimizer(), self.learning_rate()
         (beta1, beta2), limit = spec.betas, spec.max_grad_norm
         scale = limit / norm if 0.0 < limit < norm else 1.0
         self.num_updates += 1
@@ -302,6 +346,11 @@ class FakeTrainer:
             corrected = np.sqrt(second / (1 - beta2**self.num_updates)) + spec.eps
             update = first / (1 - beta1**self.num_updates) / corrected + spec.weight_decay * self.weights[name]
             self.weights[name] -= (rate * update).astype(np.float32)
+
+
+def norm_of(grads: Mapping[str, Float64Array]) -> float:
+    """The global L2 norm."""
+    return sqrt(sum(float((grad**2).sum()) for grad in grads.values()))
 
 
 def cut_into_buckets(tensors: Weights, max_bucket_bytes: int) -> Iterator[spi.WeightBucket]:

@@ -22,6 +22,7 @@ from rlcore.spi import (
 )
 from rlcore.spi.arrays import Float32Array
 from rlcore_conformance.references.fixtures import entry_of
+from rlcore_conformance.trainers.pieces import step_in_pieces
 from rlcore_conformance.trainers.step_outcome import StepOutcome
 from rlcore_conformance.trainers.trainer_fixtures import TrainerUnderTest
 from rlcore_rollout import serialization
@@ -57,6 +58,8 @@ class RankJob:
     """Empty: for the checkpoint, and for each rank's report in `report-<rank>`."""
     steps: tuple[SharedStep, ...]
     """One after the other, at the versions 0, 1, 2; the last is made twice, from the same checkpoint."""
+    splits: bool
+    """True where the second step is made in pieces of one microbatch."""
     refused: Mapping[str, SharedStep]
     """Steps at version 1 that every rank has to refuse, by what is wrong with them."""
 
@@ -96,8 +99,8 @@ def _play(trainer: TrainerUnderTest, job: RankJob, barrier: Any) -> RankReport:
     layout, steps, refusals = trainer.handle.layout, [], {}
     own, temperature = share_of(job.steps[0].shares, layout), job.steps[0].request.temperature
     figures = trainer.figures(own, temperature=temperature)
-    for step in job.steps[:-1]:
-        steps.append(_taken(trainer, step))
+    for number, step in enumerate(job.steps[:-1]):
+        steps.append(_taken(trainer, step, splits=job.splits and number == 1))
         if len(steps) == 1:
             refusals = {name: _refusal(trainer.handle, refused) for name, refused in job.refused.items()}
     state = job.directory / "state"
@@ -113,8 +116,9 @@ def _play(trainer: TrainerUnderTest, job: RankJob, barrier: Any) -> RankReport:
     return RankReport(layout=layout, figures=figures, reference=reference, steps=tuple(steps), refusals=refusals)
 
 
-def _taken(trainer: TrainerUnderTest, step: SharedStep) -> StepOutcome:
-    result = trainer.handle.train_step(step.of(trainer.handle.layout))
+def _taken(trainer: TrainerUnderTest, step: SharedStep, *, splits: bool = False) -> StepOutcome:
+    request = step.of(trainer.handle.layout)
+    result = step_in_pieces(trainer.handle, request) if splits else trainer.handle.train_step(request)
     return trainer.after(result, max_bucket_bytes=1 << 14)
 
 

@@ -135,6 +135,7 @@ def make_job(
             shared(trainer, ((batch, other), (empty, empty)), 1),
             shared(trainer, ((last[0],), (last[1],)), 2, **options),
         ),
+        splits=capabilities.SPLIT_STEP in provider.capabilities,
         refused=refused,
     )
 

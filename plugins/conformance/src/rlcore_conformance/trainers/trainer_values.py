@@ -128,6 +128,7 @@ class TrainerValues(TrainerFixtures):
                 shared(value_trainer, ((batch.select(of(4, 5)),), (batch.select(of(0, 1, 2, 3)),)), 0),
                 shared(value_trainer, ((other,), (batch,)), 1),
             ),
+            splits=False,
             refused={},
         )
         one = alone(value_trainer, job)

@@ -14,7 +14,7 @@ from torch.optim.adamw import adamw
 from rlcore_megatron.training.shard_elements import Elements, ShardElements
 from rlcore_megatron.training.shard_states import CODES, MOMENTS, SCALES, ShardStates
 from rlcore_torchkit.optimizer.moments import Columns, decode, encode, row_parts
-from rlcore_torchkit.optimizer.settings import BLOCK, TensorSettings
+from rlcore_torchkit.optimizer.settings import BLOCK, NO_OVERRIDES, StepOverrides, TensorSettings
 
 
 @frozen(kw_only=True, eq=False)
@@ -66,13 +66,14 @@ class AdamW:
                 self._plain[segment.settings].append(segment)
         self._narrow = NarrowMoments([segment for segment in segments if segment.settings.eight_bit], eps, group)
 
-    def step(self, share: float, num_steps: int) -> None:
+    def step(self, share: float, num_steps: int, overrides: StepOverrides = NO_OVERRIDES) -> None:
         """Do step `num_steps`, counted from 1, with this share of the peak learning rates."""
+        eps = self._eps if overrides.eps is None else overrides.eps
         for settings, segments in self._plain.items():
             weights, gradients = zip(*(segment.of_key() for segment in segments), strict=True)
             means, squares = zip(*(segment.state(MOMENTS) for segment in segments), strict=True)
-            update(settings, self._eps, share, num_steps, weights, gradients, means, squares)
-        self._narrow.step(share, num_steps)
+            update(settings.overridden(overrides), eps, share, num_steps, weights, gradients, means, squares)
+        self._narrow.step(share, num_steps, overrides)
 
 
 class NarrowMoments:
@@ -82,21 +83,23 @@ class NarrowMoments:
         self._segments, self._eps, self._group = segments, eps, group
         self._shared = SharedBlocks([element for segment in segments for element in segment.elements], group)
 
-    def step(self, share: float, num_steps: int) -> None:
+    def step(self, share: float, num_steps: int, overrides: StepOverrides) -> None:
         """Do step `num_steps`, counted from 1."""
-        agreed = self._agreed_scales()
+        eps = self._eps if overrides.eps is None else overrides.eps
+        agreed = self._agreed_scales(overrides)
         for segment in self._segments:
+            settings = segment.settings.overridden(overrides)
             for rows in _Rows.of(segment):
                 weights, gradients = rows.of_key()
                 means, squares = rows.moments()
-                update(segment.settings, self._eps, share, num_steps, [weights], [gradients], [means], [squares])
+                update(settings, eps, share, num_steps, [weights], [gradients], [means], [squares])
                 scales = [rows.columns.scales(moment) for moment in (means, squares)]
                 for row, block, place in self._shared.of(rows):
                     for number, of_moment in enumerate(scales):
                         of_moment[row, block] = agreed[number, place]
                 rows.keep((means, squares), scales)
 
-    def _agreed_scales(self) -> Tensor:
+    def _agreed_scales(self, overrides: StepOverrides) -> Tensor:
         """float32 [2, shared blocks]: the scale of each block that several ranks hold a part of, of both moments."""
         scales = torch.zeros(2, self._shared.count, device=torch.cuda.current_device())
         if not self._shared.count:
@@ -106,7 +109,7 @@ class NarrowMoments:
                 found = list(self._shared.of(rows))
                 if not found:
                     continue
-                beta, beta_of_squares = segment.settings.betas
+                beta, beta_of_squares = segment.settings.overridden(overrides).betas
                 gradients = rows.of_key()[1]
                 means, squares = rows.moments()
                 means.lerp_(gradients, 1 - beta)

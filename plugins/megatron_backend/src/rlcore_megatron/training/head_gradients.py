@@ -41,10 +41,10 @@ class HeadGradients:
         with self._only(part):
             return float(self.optimizer.get_grad_norm())
 
-    def clip(self, part: Part, norm: float) -> None:
-        """Scale one part's gradients, whose norm this is, to at most the optimizer's clip_grad."""
+    def clip(self, part: Part, norm: float, limit: float) -> None:
+        """Scale one part's gradients, whose norm this is, to at most `limit`."""
         with self._only(part):
-            clip(self.optimizer, norm)
+            clip(self.optimizer, norm, limit)
 
     @contextmanager
     def _only(self, part: Part) -> Iterator[None]:

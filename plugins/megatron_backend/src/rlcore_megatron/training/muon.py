@@ -14,6 +14,7 @@ from rlcore_megatron.training.shard_states import MOMENTUM, ShardStates
 from rlcore_megatron.weights.element_runs import MatrixBlock
 from rlcore_torchkit.optimizer import muon
 from rlcore_torchkit.optimizer.muon import momentum_update, orthogonalized, update_scale
+from rlcore_torchkit.optimizer.settings import NO_OVERRIDES, StepOverrides
 
 
 @frozen(kw_only=True, eq=False)
@@ -31,9 +32,9 @@ class _Part:
         momentum = self.states.make(self.shard.key)[MOMENTUM]
         return momentum_update(self._taken(self.shard.key.grad), self._taken(momentum), spec).to(muon.PRECISION)
 
-    def add(self, direction: Tensor, share: float, spec: MuonSpec) -> None:
+    def add(self, direction: Tensor, share: float, spec: MuonSpec, overrides: StepOverrides) -> None:
         """Decay the weights, and add their part of the orthogonal matrix, [n], times the learning rate."""
-        settings = self.elements.settings
+        settings = self.elements.settings.overridden(overrides)
         rate = settings.learning_rate * share
         weights = self._taken(self.shard.key.detach())
         weights.mul_(1 - rate * settings.weight_decay).add_(direction, alpha=-rate * update_scale(*self.block.shape, spec))
@@ -55,7 +56,7 @@ class Muon:
         ]
         self._exchange = MatrixExchange([part.block for part in self._parts], group)
 
-    def step(self, share: float) -> None:
+    def step(self, share: float, overrides: StepOverrides = NO_OVERRIDES) -> None:
         """Do a step with this share of the peak learning rates."""
         transform = partial(orthogonalized, spec=self._spec)
         for number, exchanged in enumerate(self._exchange.rounds):
@@ -63,4 +64,4 @@ class Muon:
             updates = [part.update(self._spec) for part in mine]
             directions = self._exchange.run(number, updates, muon.PRECISION, transform)
             for part, direction in zip(mine, directions, strict=True):
-                part.add(direction, share, self._spec)
+                part.add(direction, share, self._spec, overrides)

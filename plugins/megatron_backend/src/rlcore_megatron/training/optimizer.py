@@ -1,6 +1,7 @@
 """Megatron's distributed data parallelism and optimizer, and the learning rate of each step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -10,11 +11,12 @@ from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_mega
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from rlcore.spi import TrainerContext
+from rlcore.spi import OptimStepRequest, TrainerContext
 from rlcore_megatron.modules.model import PolicyModel
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_megatron.setup.passthrough import converted
 from rlcore_megatron.training.partial_step import step_in_parts
+from rlcore_torchkit.optimizer.settings import step_settings
 
 
 def distribute(models: Sequence[PolicyModel], config: MegatronConfig, transformer: TransformerConfig, device: str) -> list[Any]:
@@ -58,6 +60,34 @@ def _finalize(models: list[Any], num_tokens: Any = None, **options: Any) -> None
     finalize_model_grads(models, None, **options)
 
 
+@contextmanager
+def unreduced(models: Sequence[Any]) -> Iterator[None]:
+    """Leave the gradients of the block's passes in this rank's buffers: adding to reduced ones would count some twice."""
+    config = models[0].config
+    names = ("finalize_model_grads_func", "no_sync_func", "grad_sync_func")
+    kept = {name: getattr(config, name) for name in names}
+    # Megatron's schedules leave `no_sync_func` before the last microbatch.
+    changed = dict.fromkeys(names) | {"no_sync_func": nullcontext}
+    with ExitStack() as stack:
+        for model in models:
+            stack.enter_context(model.no_sync())
+        for name, value in changed.items():
+            setattr(config, name, value)
+        try:
+            yield
+        finally:
+            for name, value in kept.items():
+                setattr(config, name, value)
+
+
+def reduce_gradients(models: Sequence[Any]) -> None:
+    """Add up over ranks what passes under `unreduced` have left."""
+    for model in models:
+        if model.ddp_config.overlap_grad_reduce:
+            model.start_grad_sync()
+    finalize_model_grads(list(models), None)
+
+
 def make_optimizer(models: Sequence[Any], context: TrainerContext, config: MegatronConfig) -> MegatronOptimizer:
     """AdamW; masters and moments, float32 unless the recipe says else, are divided over ranks that hold the same weights.
     Where tensors have settings of their own, `TensorOptimizer` takes the step over."""
@@ -88,9 +118,8 @@ def _least_rate(context: TrainerContext, config: MegatronConfig) -> float:
     return context.optimizer.learning_rate * context.schedule.min_learning_rate_ratio if given is None else float(given)
 
 
-def clip(optimizer: MegatronOptimizer, norm: float) -> None:
-    """Scale the gradients, in place, so that their global L2 norm, now `norm`, is at most clip_grad; 0.0 never."""
-    limit = optimizer.config.clip_grad
+def clip(optimizer: MegatronOptimizer, norm: float, limit: float) -> None:
+    """Scale the gradients, in place, so that their global L2 norm, now `norm`, is at most `limit`; 0.0 never."""
     if 0.0 < limit < norm:
         name = "decoupled_grad" if optimizer.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8 else "grad"
         found = [getattr(parameter, name, None) for group in optimizer.param_groups for parameter in group["params"]]
@@ -105,16 +134,24 @@ class Rates:
     context: TrainerContext
     config: MegatronConfig
 
-    def set(self, step: int) -> float:
-        """Set the rates of TrainStepRequest.schedule_step `step`; returns the learning rate."""
+    def set(self, step: int, given: OptimStepRequest | None = None) -> float:
+        """Set the rates of TrainStepRequest.schedule_step `step`, and what `given` names; returns the learning rate."""
+        spec, settings = self.context.optimizer, step_settings(self.context, step, given)
+        rate: float | None = settings.learning_rate
+        overrides, decay = settings.overrides, settings.overrides.weight_decay
         if self.config.scheduler:
-            return self._by_scheduler(step)
-        spec = self.context.optimizer
-        rate = self.context.learning_rate(step)
+            scheduled = self._by_scheduler(step)
+            rate = None if given is None else given.learning_rate
+        elif decay is None:
+            decay = spec.weight_decay
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * group.get("lr_mult", 1.0)
-            group["weight_decay"] = spec.weight_decay * group.get("wd_mult", 1.0)
-        return rate
+            group["betas"] = overrides.betas or spec.betas
+            group["eps"] = spec.eps if overrides.eps is None else overrides.eps
+            if rate is not None:
+                group["lr"] = rate * group.get("lr_mult", 1.0)
+            if decay is not None:
+                group["weight_decay"] = decay * group.get("wd_mult", 1.0)
+        return scheduled if rate is None else rate
 
     def _by_scheduler(self, step: int) -> float:
         spec, schedule = self.context.optimizer, self.context.schedule

@@ -19,6 +19,7 @@ from rlcore_megatron.training.muon import Muon
 from rlcore_megatron.training.optimizer_shards import parts_of
 from rlcore_megatron.training.shard_elements import elements_of
 from rlcore_megatron.training.shard_states import ShardStates
+from rlcore_torchkit.optimizer.settings import NO_OVERRIDES, StepOverrides
 
 
 class TensorOptimizer:
@@ -44,12 +45,12 @@ class TensorOptimizer:
         self._muon_step = Muon(shards, spec.muon or MuonSpec(), group) if spec.name == "muon" else None
 
     @torch.no_grad()
-    def step(self, share: float) -> None:
+    def step(self, share: float, overrides: StepOverrides = NO_OVERRIDES) -> None:
         """Update every master by its gradient, with this share of the peak learning rates."""
         num_steps = 1 + max((group.get("step", 0) for states in self._states for group in states.param_groups), default=0)
-        self._adamw.step(share, num_steps)
+        self._adamw.step(share, num_steps, overrides)
         if self._muon_step is not None:
-            self._muon_step.step(share)
+            self._muon_step.step(share, overrides)
         for states in self._states:
             for group in states.param_groups:
                 group["step"] = num_steps
