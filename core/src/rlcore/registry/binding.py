@@ -236,7 +236,8 @@ def _class_problems(cls: type, role: Role, provider: Provider) -> Iterator[str]:
     """Yield the faults of a plugin's class before it is built."""
     if role in _SPECS:
         yield from backend_problems(cls, _SPECS[role])
-        hooks = {"get_values": capabilities.VALUE_HEAD, **dict.fromkeys(SPLIT_HOOKS, capabilities.SPLIT_STEP)}
+        hooks = {"get_values": capabilities.VALUE_HEAD, "use_adapter": capabilities.MANY_ADAPTERS}
+        hooks |= dict.fromkeys(SPLIT_HOOKS, capabilities.SPLIT_STEP)
         for name, capability in hooks.items() if role == "trainer" else ():
             if capability in provider.capabilities and not hasattr(cls, name):
                 yield f"{name}: missing; expected it beside the capability {capability!r}"

@@ -35,6 +35,8 @@ from rlcore.spi.trainer import (
     TrainerLayout,
     TrainStepRequest,
     TrainStepResult,
+    UseAdapterRequest,
+    UseAdapterResult,
     ValuesRequest,
     ValuesResult,
 )
@@ -48,7 +50,7 @@ _NO_POLICY = "expected get_logprobs of the reference alone: it was built without
 class TrainerHandle(BackendHandle):
     """A trainer, bound; every rank's driver side holds one."""
 
-    state_changing: ClassVar[frozenset[str]] = BackendHandle.state_changing | {"train_step", *SPLIT_HOOKS}
+    state_changing: ClassVar[frozenset[str]] = BackendHandle.state_changing | {"train_step", *SPLIT_HOOKS, "use_adapter"}
 
     def __init__(
         self,
@@ -67,6 +69,9 @@ class TrainerHandle(BackendHandle):
         self._has_policy = has_policy
         self._has_whole_step = has_whole_step
         self._pieces = 0
+        self._adapter = ""
+        self._parked: dict[str, tuple[int | None, int]] = {}
+        """Weight version, and pieces of a step under way, of each adapter when it was last in use."""
 
     def train_step(self, request: TrainStepRequest) -> TrainStepResult:
         """Make one optimizer step. NonFiniteError where the loss, a gradient or a metric is NaN or infinite, BoundError where a
@@ -127,9 +132,33 @@ class TrainerHandle(BackendHandle):
         self._state.weight_version = result.weight_version
         return result
 
+    def use_adapter(self, request: UseAdapterRequest) -> UseAdapterResult:
+        """Change to another adapter. ContractError where it was never begun, or is among those to forget."""
+        self._require_legal("use_adapter", request, UseAdapterRequest)
+        self._require_capabilities("use_adapter", {capabilities.MANY_ADAPTERS: True})
+        self._parked[self._adapter] = self._state.weight_version, self._pieces
+        for name in (*request.drops, *(() if request.seed is not None else [request.name])):
+            if name not in self._parked or name == request.name in request.drops:
+                found = f"no adapter {name!r} to use, or one in use to forget"
+                expected = f"any of {', '.join(map(repr, self._parked))}. Begin one with a seed"
+                raise ContractError(f"{self.entry.label}: use_adapter: found {found}; expected {expected}")
+        result = self._call("use_adapter", request, UseAdapterResult, lambda result: self._check_adapter(request, result))
+        self._adapter = request.name
+        self._pieces = 0 if request.seed is not None else self._parked[request.name][1]
+        self._state.weight_version = result.weight_version
+        for name in request.drops:
+            del self._parked[name]
+        return result
+
+    def _check_adapter(self, request: UseAdapterRequest, result: UseAdapterResult) -> None:
+        expected = 0 if request.seed is not None else self._parked[request.name][0]
+        if expected is not None:
+            _check_version(result.weight_version, expected)
+
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
         """Move what the trainer holds; gradients of pieces are dropped."""
         self._pieces = 0
+        self._parked = {name: (version, 0) for name, (version, _) in self._parked.items()}
         return super().set_residency(request)
 
     def load_state(self, request: LoadStateRequest) -> LoadStateResult:
@@ -179,7 +208,7 @@ class TrainerHandle(BackendHandle):
             raise ContractError(f"{self.entry.label}: {hook}; {_NO_POLICY}")
 
     def _harmless(self, hook: str, error: BaseException) -> bool:
-        is_step = hook in ("train_step", *SPLIT_HOOKS)
+        is_step = hook in ("train_step", *SPLIT_HOOKS, "use_adapter")
         refused = is_step and isinstance(error, BoundError | NonFiniteError | ContractError)
         return refused or super()._harmless(hook, error)
 

@@ -183,6 +183,10 @@ class InProcessTrainer(InProcessGroup[TrainerHandle], MinibatchTrainer):
         """See TrainerGroup."""
         return self.handle.optim_step(request)
 
+    def use_adapter(self, request: spi.UseAdapterRequest) -> spi.UseAdapterResult:
+        """See TrainerGroup."""
+        return self.handle.use_adapter(request)
+
     def _train(self, request: GradientsRequest, minibatch: Minibatch) -> tuple[Any, Float32Array | None]:
         batch, cut = minibatch.batch, minibatch.held
         if not isinstance(cut, CutMinibatch):
