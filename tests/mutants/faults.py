@@ -474,8 +474,8 @@ FAULTS = (
     Fault(
         "a minibatch is divided by the whole step's counts",
         TRAINER,
-        "counts=minibatch.counts,",
-        "counts=minibatch.batch.counts(),",
+        '"counts": minibatch.counts,',
+        '"counts": minibatch.batch.counts(),',
         WITH_KL,
     ),
     Fault(
@@ -495,8 +495,8 @@ FAULTS = (
     Fault(
         "the last microbatch of an update is left out",
         TRAINER,
-        "result = self.handle.train_step(evolve(request, microbatches=microbatches))",
-        "result = self.handle.train_step(evolve(request, microbatches=microbatches[:-1]))",
+        "result = gradients_of(self.handle, evolve(request, microbatches=microbatches))",
+        "result = gradients_of(self.handle, evolve(request, microbatches=microbatches[:-1]))",
         WITH_KL,
     ),
     Fault(
@@ -688,8 +688,8 @@ FAULTS = (
     Fault(
         "the rate is read at the weights' version",
         "rlcore_fsdp2.backend",
-        "self._context.schedule.share(schedule_step, ",
-        "self._context.schedule.share(self._weight_version, ",
+        "step_settings(self._context, schedule_step, given)",
+        "step_settings(self._context, self._weight_version, given)",
         WITHOUT_KL,
     ),
     Fault(

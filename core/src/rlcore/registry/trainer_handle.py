@@ -1,5 +1,6 @@
 """The typed handle of a trainer."""
 
+from collections.abc import Mapping
 from math import inf
 from typing import Any, ClassVar
 
@@ -77,12 +78,11 @@ class TrainerHandle(BackendHandle):
         """Make one optimizer step. NonFiniteError where the loss, a gradient or a metric is NaN or infinite, BoundError where a
         metric exceeds its bound."""
         self._require_legal("train_step", request, TrainStepRequest)
-        self._require_piece("train_step", request)
-        needed = {
+        of_step = {
             capabilities.METRIC_BOUNDS: bool(request.bounds),
             capabilities.SCHEDULE_STEP: request.schedule_step != request.weight_version,
         }
-        self._require_capabilities("train_step", needed)
+        self._require_piece("train_step", request, of_step)
         self._pieces = 0
         if not self._has_whole_step:
             return self._step_of_one_piece(request)
@@ -110,8 +110,7 @@ class TrainerHandle(BackendHandle):
     def forward_backward(self, request: ForwardBackwardRequest) -> ForwardBackwardResult:
         """Add the gradients of a piece of a step. NonFiniteError where the loss or a metric is NaN or infinite."""
         self._require_legal("forward_backward", request, ForwardBackwardRequest)
-        self._require_capabilities("forward_backward", {capabilities.SPLIT_STEP: True})
-        self._require_piece("forward_backward", request)
+        self._require_piece("forward_backward", request, {capabilities.SPLIT_STEP: True})
         if request.piece:
             self._require_pieces("forward_backward", request.piece)
         self._pieces = 0  # an error drops the gradients of all pieces
@@ -212,7 +211,9 @@ class TrainerHandle(BackendHandle):
         refused = is_step and isinstance(error, BoundError | NonFiniteError | ContractError)
         return refused or super()._harmless(hook, error)
 
-    def _require_piece(self, hook: str, request: TrainStepRequest | ForwardBackwardRequest) -> None:
+    def _require_piece(
+        self, hook: str, request: TrainStepRequest | ForwardBackwardRequest, besides: Mapping[str, bool]
+    ) -> None:
         """Refuse a request for gradients that the trainer cannot compute, or whose data is incomplete."""
         self._require_batches(hook, request.microbatches, request.temperature, request.weight_version)
         needed = {
@@ -220,7 +221,7 @@ class TrainerHandle(BackendHandle):
             capabilities.PREVIOUS_LOGPROBS: request.loss.previous_logprobs != "absent",
             capabilities.STEP_LOGPROBS: request.logprobs,
         }
-        self._require_capabilities(hook, needed)
+        self._require_capabilities(hook, {**needed, **besides})
         if self.head == "value":
             self._require_no_logprobs(hook, request)
         self._require_columns(request)

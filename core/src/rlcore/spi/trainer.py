@@ -122,12 +122,12 @@ class OptimStepRequest:
     schedule_step: int = field()
     """As in TrainStepRequest."""
     learning_rate: float | None = None
-    """In the place of the schedule's. Tensors of a group keep the ratio of their rate to that of OptimizerSpec."""
+    """The rate in place of the schedule's. Tensors of a group keep the ratio of their rate to that of OptimizerSpec."""
     betas: tuple[float, float] | None = None
-    """AdamW's, of all tensors whose betas are those of OptimizerSpec."""
+    """AdamW's betas, for all tensors whose betas are those of OptimizerSpec."""
     eps: float | None = None
     weight_decay: float | None = None
-    """Of all tensors whose weight decay is that of OptimizerSpec."""
+    """The weight decay of all tensors whose weight decay is that of OptimizerSpec."""
     max_grad_norm: float | None = None
     """0.0 clips nothing."""
 

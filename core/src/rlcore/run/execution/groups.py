@@ -96,11 +96,7 @@ class MinibatchTrainer(ABC):
     ) -> tuple[spi.TrainStepResult, Float32Array | None]:
         """Make one optimizer step on the minibatch. Return its log-probabilities where asked for."""
         request = spi.TrainStepRequest(
-            microbatches=(),
-            counts=minibatch.counts,
-            loss=loss,
-            temperature=self.temperature,
-            weight_version=weight_version,
+            **self._common_fields(minibatch, loss, weight_version),
             bounds=bounds,
             schedule_step=minibatch.schedule_step if self.has(spi.capabilities.SCHEDULE_STEP) else weight_version,
             logprobs=logprobs,
@@ -111,16 +107,18 @@ class MinibatchTrainer(ABC):
         self, minibatch: Minibatch, loss: spi.LossSpec, weight_version: int, *, piece: int, logprobs: bool
     ) -> tuple[spi.ForwardBackwardResult, Float32Array | None]:
         """See TrainerGroup."""
-        request = spi.ForwardBackwardRequest(
-            microbatches=(),
-            counts=minibatch.counts,
-            loss=loss,
-            temperature=self.temperature,
-            weight_version=weight_version,
-            piece=piece,
-            logprobs=logprobs,
-        )
-        return self._train(request, minibatch)
+        common = self._common_fields(minibatch, loss, weight_version)
+        return self._train(spi.ForwardBackwardRequest(**common, piece=piece, logprobs=logprobs), minibatch)
+
+    def _common_fields(self, minibatch: Minibatch, loss: spi.LossSpec, weight_version: int) -> dict[str, Any]:
+        """The fields of GradientsRequest, whose microbatches each rank adds."""
+        return {
+            "microbatches": (),
+            "counts": minibatch.counts,
+            "loss": loss,
+            "temperature": self.temperature,
+            "weight_version": weight_version,
+        }
 
     def logprobs(
         self, batch: spi.TokenBatch, sequences: Int64Array, model: Literal["policy", "reference"], weight_version: int
