@@ -15,6 +15,7 @@ from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.spi import (
     FinishReason,
+    ForwardBackwardResult,
     GenerateResult,
     GeneratorContext,
     Head,
@@ -22,6 +23,7 @@ from rlcore.spi import (
     LogprobsResult,
     ModelSpec,
     NamedTensor,
+    OptimStepResult,
     Provider,
     RankInfo,
     RefitResult,
@@ -73,6 +75,14 @@ class FakeTrainer:
         self.calls.append("train_step")
         version = request.weight_version + 1
         return TrainStepResult(weight_version=version, loss=0.5, grad_norm=1.0, learning_rate=1e-3, metrics={"kl": 0.1})
+
+    @hookimpl
+    def forward_backward(self, request):
+        return ForwardBackwardResult(loss=0.5, weight_version=request.weight_version)
+
+    @hookimpl
+    def optim_step(self, request):
+        return OptimStepResult(weight_version=request.weight_version + 1, grad_norm=1.0, learning_rate=1e-3)
 
     @hookimpl
     def get_logprobs(self, request):

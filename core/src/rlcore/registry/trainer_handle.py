@@ -73,11 +73,6 @@ class TrainerHandle(BackendHandle):
         metric exceeds its bound."""
         self._require_legal("train_step", request, TrainStepRequest)
         self._require_piece("train_step", request)
-        needed = {
-            capabilities.METRIC_BOUNDS: bool(request.bounds),
-            capabilities.SCHEDULE_STEP: request.schedule_step != request.weight_version,
-        }
-        self._require_capabilities("train_step", needed)
         self._pieces = 0
         if not self._has_whole_step:
             return self._step_of_one_piece(request)
@@ -191,6 +186,9 @@ class TrainerHandle(BackendHandle):
             capabilities.PREVIOUS_LOGPROBS: request.loss.previous_logprobs != "absent",
             capabilities.STEP_LOGPROBS: request.logprobs,
         }
+        if isinstance(request, TrainStepRequest):
+            needed[capabilities.METRIC_BOUNDS] = bool(request.bounds)
+            needed[capabilities.SCHEDULE_STEP] = request.schedule_step != request.weight_version
         self._require_capabilities(hook, needed)
         if self.head == "value":
             self._require_no_logprobs(hook, request)
