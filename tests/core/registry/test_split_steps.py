@@ -47,15 +47,15 @@ def test_pieces_are_counted(make_trainer, batch):
     trainer.forward_backward(piece_of(batch))
     trainer.forward_backward(piece_of(batch, 1))
     for wrong in (1, 3):
-        with pytest.raises(ContractError, match=f"gradients of 2 pieces of a step; expected those of {wrong}"):
+        with pytest.raises(ContractError, match=f"optim_step found .* 2 pieces .* {wrong}"):
             trainer.optim_step(end(wrong))
-        with pytest.raises(ContractError, match="forward_backward found the gradients of 2 pieces"):
+        with pytest.raises(ContractError, match="forward_backward found .* 2 pieces"):
             trainer.forward_backward(piece_of(batch, wrong))
     assert trainer.optim_step(end(2)).weight_version == 1
     assert trainer.weight_version == 1
-    with pytest.raises(ContractError, match="gradients of 0 pieces"):
+    with pytest.raises(ContractError, match="0 pieces"):
         trainer.optim_step(end(2, 1))
-    with pytest.raises(ContractError, match="expected one piece or more"):
+    with pytest.raises(ContractError, match="one piece or more"):
         trainer.optim_step(end(0, 1))
 
 
@@ -79,7 +79,7 @@ def test_gradients_do_not_outlive(make_trainer, batch, drop):
     trainer = make_trainer()
     trainer.forward_backward(piece_of(batch))
     version = drop(trainer, batch)
-    with pytest.raises(ContractError, match="gradients of 0 pieces"):
+    with pytest.raises(ContractError, match="0 pieces"):
         trainer.optim_step(end(1, version))
 
 
@@ -97,7 +97,7 @@ def test_a_piece_that_fails_drops_all(make_trainer, batch):
     with pytest.raises(NonFiniteError):
         trainer.forward_backward(piece_of(batch, 1))
     assert trainer.is_usable
-    with pytest.raises(ContractError, match="gradients of 0 pieces"):
+    with pytest.raises(ContractError, match="0 pieces"):
         trainer.optim_step(end(1))
 
 
@@ -145,7 +145,7 @@ def test_a_step_is_made_of_the_two_halves(make_trainer, batch):
         trainer.train_step(step_of(batch, weight_version=1, schedule_step=1, bounds={"kl": 0.05}))
     assert raised.value.metrics == {"kl": 0.1}
     assert trainer.weight_version == 1
-    with pytest.raises(ContractError, match="gradients of 0 pieces"):
+    with pytest.raises(ContractError, match="0 pieces"):
         trainer.optim_step(end(1, 1))
 
 
@@ -163,7 +163,7 @@ def test_pieces_and_versions_are_an_adapters_own(make_trainer, batch):
     )
     trainer.forward_backward(piece_of(batch))
     trainer.use_adapter(UseAdapterRequest(name="b", seed=1))
-    with pytest.raises(ContractError, match="gradients of 0 pieces"):
+    with pytest.raises(ContractError, match="0 pieces"):
         trainer.optim_step(end(1))
     trainer.train_step(step_of(batch))
     versions[""], versions["b"] = 0, 1
