@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from synchronous_run import SynchronousRun
 
 from rlcore.config.model import ModelConfig
 from rlcore.config.plugin_choice import NamedPluginChoice, PluginChoice
 from rlcore.config.recipe import CheckpointConfig, Recipe, RunConfig, TrainingConfig
 from rlcore.run.protocols import LoopObserver, TrainedStep
 from rlcore.run.report.progress import Progress
+from rlcore.run.synchronous.run import SynchronousRun
 from rlcore.testing.fakes import FakeTokenizer, fake_registry
 
 

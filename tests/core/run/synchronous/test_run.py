@@ -6,14 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import synchronous_run
-from synchronous_run import SynchronousRun
 
 from rlcore.config.model import ModelConfig
 from rlcore.config.plugin_choice import NamedPluginChoice, PluginChoice
 from rlcore.config.recipe import Recipe, RolloutConfig, RunConfig, TrainingConfig
 from rlcore.run.data.jsonl_rows import read
 from rlcore.run.report.progress import Progress
+from rlcore.run.synchronous.run import SynchronousRun
 from rlcore.spi import DataError, DataSourceRequest, OptimizerSpec, PluginError, Row
 from rlcore.testing.fakes import FakeTokenizer, fake_registry
 from rlcore.testing.fakes.algorithm import FakeAlgorithmConfig
@@ -23,7 +22,7 @@ ROWS: list[Row] = [{"prompt": f"{letter}bc:"} for letter in "abcdefgh"]
 OUTER = ("rlcore.run.plan", "rlcore.run.storage", "rlcore.cli", "torch", "ray", "transformers")
 ALONE = f"""
 import sys
-sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(synchronous_run.__file__).parent)!r}]
+sys.path.insert(0, {str(Path(__file__).parent)!r})
 import test_run
 from pathlib import Path
 test_run.trained(Path(sys.argv[1]))

@@ -59,7 +59,7 @@ class _OneRequest:
         self._requests, self.num_missing = [request], len(request.seeds)
         self.parts: list[tuple[Int64Array, Responses]] = []
 
-    def take(self, *, wait: bool) -> Sequence[spi.GenerateRequest] | None:
+    def take(self, *, wait: bool) -> Sequence[spi.GenerateRequest] | None:  # noqa: ARG002 - nothing comes later
         """See ResponseFeed."""
         taken, self._requests = self._requests, []
         return taken if taken or self.num_missing else None
@@ -97,7 +97,7 @@ class SynchronousSource(Source):
         self,
         step: int,
         weight_version: int,
-        may_go_on: Callable[[], bool] = always,
+        may_go_on: Callable[[], bool] = always,  # noqa: ARG002 - a signal ends it at once
     ) -> CollectedRollouts:
         """See Source."""
         random = np.random.default_rng([self.seed, RandomPurpose.ROLLOUTS, step])

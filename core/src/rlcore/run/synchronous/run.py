@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from attrs import frozen
-from synchronous_source import SynchronousSource
 
 from rlcore import spi
 from rlcore.config.convert import selected_options
@@ -28,6 +27,7 @@ from rlcore.run.protocols import LoopObserver, LoopPosition, MetricsTo, WeightSy
 from rlcore.run.report.metrics_file import append_metrics
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
+from rlcore.run.synchronous.source import SynchronousSource
 from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
 from rlcore.run.train_step.policy import PolicyLearner
 from rlcore.run.train_step.scorers import Reference

@@ -1,0 +1,1 @@
+"""A run of the inner ring alone: whole batches, one after another, in this process."""
