@@ -10,7 +10,7 @@ SIX = [1, 2, 3, 4, 5, 6]
 ADVANTAGES = {"advantages": [0.0, 1, 1, 1, 1, 1]}
 
 
-def broken(inputs, config):  # noqa: ARG001 - a loss's form
+def broken(inputs, config):
     """A loss that is infinite."""
     return LossOutput(loss=inputs.logprobs.sum() * float("inf"))
 
@@ -81,7 +81,10 @@ OTHERS = {
     "no reference": (lambda session, _: session.logprobs([SIX], model="reference"), "reference=True"),
     "no sequences": (lambda session, _: session.logprobs([]), "sequences: found"),
     "an unknown export": (lambda session, path: session.export(path / "a", kind="gguf"), "kind: found 'gguf'"),
-    "adapters of none": (lambda session, path: session.export(path / "a", kind="peft"), r"kind: found \"peft\", without a \[lora\]"),
+    "adapters of none": (
+        lambda session, path: session.export(path / "a", kind="peft"),
+        r"kind: found \"peft\", without a \[lora\]",
+    ),
     "an export over files": (lambda session, path: session.export(path.parent), "directory: found .*, which is there"),
 }
 

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from .session_support import open_fakes, recipe_of, without
 
 import rlcore
 from rlcore.registry import run_parts
 from rlcore.run.plan.prepare import prepare
 from rlcore.spi import ConfigError, PluginError
 from rlcore.testing.fakes.providers import FAKE_TRAINER
+
+from .session_support import open_fakes, recipe_of, without
 
 FULL = {
     "algorithm": {"name": "grpo", "grpo": {"kl_coefficient": 0.1}},

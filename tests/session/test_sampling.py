@@ -4,12 +4,14 @@ import asyncio
 import threading
 
 import pytest
-from .session_support import FAKE_LOSS, open_fakes, without
 
 from rlcore.execution import InProcessGenerator
 from rlcore.spi import WorkerError
 from rlcore.testing.fakes.providers import FAKE_GENERATOR, FAKE_TRAINER
 from rlcore_session import AsyncSession, CallError, Datum
+
+from .session_support import FAKE_LOSS, open_fakes, without
+
 
 @pytest.fixture
 def streams(monkeypatch):

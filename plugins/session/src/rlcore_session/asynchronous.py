@@ -57,7 +57,8 @@ class AsyncSession:
             stop=stop,
             seed=seed,
         )
-        return grouped(await asyncio.wrap_future(self.session.begin_sampling(prompts, options)), num_samples)
+        completions = await asyncio.wrap_future(self.session.begin_sampling(prompts, options))
+        return grouped(completions, num_samples)
 
     logprobs = _awaited(Session.logprobs)
     forward_backward = _awaited(Session.forward_backward)

@@ -4,7 +4,7 @@ import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from attrs import evolve, field, frozen
 
@@ -41,7 +41,7 @@ class Notes(Progress):
         LOG.warning(text)
 
 
-class _NoEnvironment(Environment):
+class _NoEnvironment:
     """Stands in the plan where a run has its environment; nothing calls it."""
 
 
@@ -81,7 +81,7 @@ class SessionOverrides(InProcessOverrides):
 
     def build(self, entry: Entry, context: EnvironmentContext, config: Any) -> Environment:  # noqa: ARG002
         """Return what stands in for an environment."""
-        return _NoEnvironment()
+        return cast("Environment", _NoEnvironment())
 
 
 def plan_of(

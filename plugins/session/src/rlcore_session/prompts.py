@@ -91,7 +91,8 @@ class Requests:
         return ids, problems
 
     def _option_problems(self, options: SampleOptions) -> Iterator[Problem]:
-        bounds: dict[str, tuple[Any, type | Any, float, float]] = {
+        value: Any
+        bounds: dict[str, tuple[Any, Any, float, float]] = {
             "num_samples": (options.num_samples, int, 1, 2**20),
             "max_tokens": (options.max_tokens, int, 1, 2**31 - 1),
             "temperature": (options.temperature, (int, float), 0, np.inf),
@@ -103,7 +104,9 @@ class Requests:
             if value is None and name != "num_samples":
                 continue
             if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high or value == np.inf:
-                expected = f"{'an integer' if kind is int else 'a number'} from {low}{f' to {high}' if high < np.inf else ' on'}"
+                expected = (
+                    f"{'an integer' if kind is int else 'a number'} from {low}{f' to {high}' if high < np.inf else ' on'}"
+                )
                 yield Problem(path=name, found=repr(value), expected=expected)
             elif name == "top_p" and value == 0:
                 yield Problem(path=name, found="0", expected="above 0; 1.0 samples from all tokens")

@@ -8,8 +8,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-import numpy as np
-
 from rlcore.run.execution.context import execution
 from rlcore.run.execution.weight_sync import GeneratorSync, weight_sync_of
 from rlcore.run.interrupt import InterruptGuard
