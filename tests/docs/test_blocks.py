@@ -27,6 +27,7 @@ RUN_BY = {
     "docs/run-directory.md": "tests/docs/test_run_directory_document.py",
     "docs/train-inference-agreement.md": "tests/system/test_logprob_mismatch.py",
     "docs/tutorials/": "tests/docs/test_tutorials.py",
+    "plugins/session/README.md": "tests/session/test_own_loop_document.py",
     "plugins/workers/README.md": "tests/workers/test_pool.py",
 }
 """Which test runs the Python of a document, or of all in a folder."""

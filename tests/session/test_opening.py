@@ -58,7 +58,7 @@ def test_trainer_without_pieces_is_refused_before_anything_is_built(monkeypatch)
 
 
 def test_run_with_the_algorithm_of_sessions_is_refused(model):
-    recipe = recipe_of(model, algorithm={"name": "session"}, environment={"name": "arithmetic"})
+    recipe = recipe_of(model, algorithm={"name": "own_loop"}, environment={"name": "arithmetic"})
     with pytest.raises(ConfigError, match=r"rlcore\.open"):
         prepare(recipe)
 

@@ -70,7 +70,7 @@ def test_errors_of_ranks_leave_the_session_usable(model):
         session.forward_backward(DATA)
         with pytest.raises(ContractError, match="loss"):
             session.forward_backward(DATA, LossSpec(path="nowhere:loss", config=None))
-        with pytest.raises(CallError, match="no gradients, since ContractError dropped those of 1 call"):
+        with pytest.raises(CallError, match="ContractError"):
             session.optim_step()
         session.forward_backward(DATA)
         assert session.optim_step().weight_version == 1

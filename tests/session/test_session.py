@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlcore.spi import CheckpointError, FinishReason, GlobalCounts, LossSpec
+from rlcore.spi import CheckpointError, ContractError, FinishReason, GlobalCounts, LossSpec
 from rlcore_session import Datum
 from rlcore_session.loss_functions import NoOptions
 
@@ -196,6 +196,16 @@ def test_previous_logprobs_of_the_data_are_the_denominator(opened):
     far = session.forward_backward([Datum(DATA[0].tokens, None, ones)], "clipped")
     expected = np.exp(np.clip(own[1:] + 1.0, -20, 20)).mean()
     assert far.metrics["ratio_mean"] == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_dropout_needs_the_previous_logprobs(opened):
+    session = opened(lora={"rank": 2, "dropout": 0.5})
+    ones = {"advantages": [0, 1.0, 1, 1, 1], "generation_logprobs": [0, -1.0, -1, -1, -1]}
+    compared = {"config": {"previous_logprobs": "trainer"}}
+    with pytest.raises(ContractError, match="previous_logprobs"):
+        session.forward_backward([Datum(DATA[0].tokens, None, ones)], "clipped", **compared)
+    own = {"previous_logprobs": session.logprobs([DATA[0].tokens])[0]}
+    assert np.isfinite(session.forward_backward([Datum(DATA[0].tokens, None, ones | own)], "clipped", **compared).loss)
 
 
 def test_losses_by_path_and_spec(opened):

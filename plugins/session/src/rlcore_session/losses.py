@@ -102,7 +102,9 @@ class Losses:
         if spec.previous_logprobs != "absent" or not self.trainer.has(capabilities.PREVIOUS_LOGPROBS):
             return spec
         if PREVIOUS_LOGPROBS not in columns:
-            return evolve(spec, previous_logprobs="unchanged")
+            # A pass that drops inputs of adapters is not the policy's own.
+            drops = self.recipe.lora is not None and self.recipe.lora.dropout > 0
+            return spec if drops else evolve(spec, previous_logprobs="unchanged")
         names = dict.fromkeys([*spec.token_columns, PREVIOUS_LOGPROBS])
         return evolve(spec, previous_logprobs="given", token_columns=tuple(names))
 

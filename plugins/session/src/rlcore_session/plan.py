@@ -30,6 +30,8 @@ ROLLOUT = (
     "stop_token_ids",
 )
 """Keys of [rollout] that a session reads."""
+NAME = "own_loop"
+"""The algorithm of sessions."""
 LOG = logging.getLogger("rlcore.session")
 
 
@@ -57,7 +59,7 @@ class SessionOverrides(InProcessOverrides):
         """The recipe with a session's own algorithm."""
         values = copy.deepcopy(dict(raw.values))
         self.left_out.extend(self._taken_out(values))
-        values["algorithm"] = {"name": "session", "session": {"opened": True, "reference": self.reference}}
+        values["algorithm"] = {"name": NAME, NAME: {"opened": True, "reference": self.reference}}
         values["environment"] = {"name": PYTHON}
         values["data"] = {"train": {"source": PYTHON}}
         values["sinks"] = {"names": []}

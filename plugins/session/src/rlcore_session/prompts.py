@@ -19,13 +19,13 @@ NUM_SEEDS = 2**62
 class SampleOptions:
     """The options of one call; None is what [rollout] says."""
 
-    num_samples: int
-    max_tokens: int | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    stop: str | Sequence[str]
-    seed: int | None
+    num_samples: int = 1
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    stop: str | Sequence[str] = ()
+    seed: int | None = None
 
 
 @frozen(kw_only=True, eq=False)

@@ -115,7 +115,8 @@ class Session:
         A prompt is a text, a chat (a list of messages), or a list of token ids. What is None is what [rollout] says. The same
         seed and weights give the same samples; without one the seeds follow from run.seed and the number of the call.
         """
-        options = SampleOptions(
+        call = self.begin_sampling(
+            prompts,
             num_samples=num_samples,
             max_tokens=max_tokens,
             temperature=temperature,
@@ -124,15 +125,14 @@ class Session:
             stop=stop,
             seed=seed,
         )
-        call = self.begin_sampling(prompts, options)
         if self._generator_thread.is_current:
             self._generate()
         return grouped(call.result(), num_samples)
 
-    def begin_sampling(self, prompts: Sequence[Any], options: SampleOptions) -> "Future[list[Completion]]":
-        """Return the future of the samples of a call, those of a prompt adjacent."""
+    def begin_sampling(self, prompts: Sequence[Any], **options: Any) -> "Future[list[Completion]]":
+        """Return the future of the samples of a call, those of a prompt adjacent. `options` are those of `sample`."""
         self._require_open()
-        call = SampleCall(self._requests.request(prompts, options, next(self._numbers)))
+        call = SampleCall(self._requests.request(prompts, SampleOptions(**options), next(self._numbers)))
         self._sampler.add(call)
         self._generator_thread.submit(self._generate)
         return call.future
