@@ -85,6 +85,7 @@ def test_adapter_is_exported_and_begun_anew(opened, tmp_path):
         (LORA, {"name": "one"}, "'one'"),
         (LORA, {"name": "one", "seed": 1, "drops": ["two"]}, "'two'"),
         (LORA, {"name": "", "drops": [""]}, "''"),
+        (LORA, {"name": 1, "seed": True, "drops": "two"}, "(?s)name: found 1.*seed: found True.*drops: found 'two'"),
     ],
 )
 def test_adapters_that_cannot_be_used(opened, sections, arguments, text):
@@ -98,6 +99,6 @@ def test_adapters_that_cannot_be_used(opened, sections, arguments, text):
 def test_forgotten_adapters_are_gone(opened):
     session = opened(**LORA)
     session.use_adapter("one", seed=1)
-    session.use_adapter("two", seed=2, drops=["one"])
+    session.use_adapter("two", seed=2, drops=["one", "one"])
     with pytest.raises(CallError, match="'one'"):
         session.use_adapter("one")

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from rlcore.spi import LossOutput, LossSpec, NonFiniteError
+from rlcore.execution import InProcessTrainer
+from rlcore.spi import GlobalCounts, LossOutput, LossSpec, NonFiniteError
 from rlcore_session import CallError, Datum
 
 SIX = [1, 2, 3, 4, 5, 6]
@@ -29,7 +30,28 @@ TRAINING = {
     "an unknown token": (([Datum([1, 99])],), {}, r"data\[0\].tokens: found the token 99; expected ids from 0 to"),
     "a negative token": (([Datum([1, -1])],), {}, "found the token -1"),
     "no tokens": (([Datum([])],), {}, r"data\[0\].tokens: found no tokens"),
-    "tokens as text": (([Datum("abc")],), {}, r"data\[0\].tokens: found something else"),
+    "tokens as text": (([Datum("abc")],), {}, r"data\[0\].tokens: found 'abc'"),
+    "tokens of no shape": (([Datum([[1, 2], [3]])],), {}, r"data\[0\].tokens: found \[\[1, 2\], \[3\]\]"),
+    "a column of no shape": (
+        ([Datum([1, 2], None, {"weights": [[1], [1, 2]]})],),
+        {},
+        r"columns\['weights'\]: found shape \[\]",
+    ),
+    "a column of two shapes": (
+        ([Datum([1, 2], None, {"x": np.ones((2, 2))}), Datum([1, 2], None, {"x": np.ones((2, 3))})],),
+        {},
+        r"data.columns\['x'\]: found shapes \[2\], \[3\]",
+    ),
+    "a large integer": (
+        ([Datum([1, 2], None, {"weights": [0, 2**32]})],),
+        {},
+        "4294967296 at token 1; expected integers of int32",
+    ),
+    "a large number": (([Datum([1, 2], None, {"weights": [0, 1e39]})],), {}, r"1e\+39 at token 1; expected finite numbers"),
+    "a large sequence column": (([Datum([1, 2], None, {}, {"x": 2**32})],), {}, r"sequence_columns\['x'\]: found 4294967296"),
+    "one datum": ((Datum(SIX),), {}, "data: found a Datum; expected a list of Datum"),
+    "counts as a number": (([Datum(SIX)],), {"counts": 5}, "counts: found 5; expected a GlobalCounts"),
+    "counts of nothing": (([Datum(SIX)],), {"counts": GlobalCounts(num_loss_tokens=0, num_loss_sequences=1)}, "counts: found"),
     "a mask at the first token": (([Datum(SIX, [True] * 6)],), {}, r"data\[0\].loss_mask: found True at the first token"),
     "a mask of another length": (([Datum(SIX, [False])],), {}, r"data\[0\].loss_mask: found shape \[1\]"),
     "a mask of nothing": (([Datum(SIX, [False] * 6)],), {}, "data: found no token that takes part in the loss"),
@@ -57,6 +79,8 @@ SAMPLING = {
     "a negative temperature": ((["1"],), {"temperature": -1.0}, "temperature: found -1.0"),
     "top_p of 0": ((["1"],), {"top_p": 0}, "top_p: found 0"),
     "a seed in words": ((["1"],), {"seed": "a"}, "seed: found 'a'"),
+    "no stop": ((["1"],), {"stop": None}, "stop: found None"),
+    "a prompt of no shape": (([[[1, 2], [3]]],), {}, r"prompts\[0\]: found a list"),
     "an empty stop": ((["1"],), {"stop": [""]}, "stop: found"),
 }
 
@@ -117,6 +141,32 @@ def test_wrong_calls_leave_gradients_and_errors_of_the_trainer_drop_them(opened)
     np.testing.assert_array_equal(session.logprobs([SIX])[0], before)
     session.forward_backward([Datum(SIX)])
     assert session.optim_step().weight_version == 2
+
+
+def test_numbers_of_numpy_are_numbers(opened):
+    session = opened()
+    [samples] = session.sample(
+        ["1+"], num_samples=np.int64(2), temperature=np.float32(0.5), top_k=np.int32(3), seed=np.int64(1)
+    )
+    assert len(samples) == 2
+    session.forward_backward([Datum(SIX)], temperature=np.float32(0.5))
+    update = session.optim_step(learning_rate=np.float32(0.25), betas=(np.float32(0.5), np.float64(0.5)))
+    assert update.learning_rate == 0.25
+
+
+def test_function_whose_log_probabilities_fail_drops_gradients(opened, monkeypatch):
+    session = opened()
+    session.forward_backward([Datum(SIX)])
+
+    def fails(*_):
+        raise NonFiniteError("a log-probability is NaN")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InProcessTrainer, "logprobs", fails)
+        with pytest.raises(NonFiniteError):
+            session.forward_backward([Datum(SIX)], lambda _: [np.zeros(6)])
+    with pytest.raises(CallError, match="no gradients, since NonFiniteError dropped those of 1 call"):
+        session.optim_step()
 
 
 def test_run_is_not_saved_over(opened, tmp_path):

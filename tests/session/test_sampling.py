@@ -2,15 +2,22 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 from rlcore.execution import InProcessGenerator
+from rlcore.run.execution.weight_sync import GeneratorSync
 from rlcore.spi import WorkerError
 from rlcore.testing.fakes.providers import FAKE_GENERATOR, FAKE_TRAINER
 from rlcore_session import AsyncSession, CallError, Datum
+from rlcore_session.prompts import SampleOptions
+from rlcore_session.training import ParkedAdapter, Training
 
 from .session_support import FAKE_LOSS, open_fakes, without
+
+ONE_SAMPLE = SampleOptions(num_samples=1, max_tokens=None, temperature=None, top_k=None, top_p=None, stop=(), seed=None)
 
 
 @pytest.fixture
@@ -106,6 +113,63 @@ def test_shared_device_keeps_gradients(on_one_gpu):
             session.sample(["ab"])
         assert session.sync() == 1
         assert session.sample(["ab"])[0][0].weight_version == 1
+
+
+def test_shared_device_keeps_gradients_of_adapters_that_are_not_in_use():
+    parked = {"other": ParkedAdapter(version=0, pieces=2, dropped="", incarnation=0)}
+    weights = SimpleNamespace(residency=SimpleNamespace(moves=True))
+    training = Training(backends=None, weights=weights, recipe=None, adapter="own", parked=parked)
+    for refused in (lambda: training.require_no_gradients("sample"), training.begin_load):
+        with pytest.raises(CallError, match=r"the gradients of 2 call\(s\) of the adapter\(s\) 'other'"):
+            refused()
+
+
+@pytest.fixture
+def apart(monkeypatch):
+    """Opens sessions whose trainer and generator have threads of their own, as with devices of their own."""
+    monkeypatch.setattr("rlcore_session.session.separate", lambda _: True)
+    return open_fakes
+
+
+def test_samples_behind_a_sync_have_its_version(apart, monkeypatch):
+    calls = []
+    refit = GeneratorSync.refit
+
+    def refit_while_samples_wait(self, weight_version, **options):
+        refit(self, weight_version, **options)
+        if weight_version:
+            with ThreadPoolExecutor(1) as other:
+                calls.extend(other.submit(session.begin_sampling, ["ab"], ONE_SAMPLE).result() for _ in range(4))
+
+    with apart() as session:
+        monkeypatch.setattr(GeneratorSync, "refit", refit_while_samples_wait)
+        for version in range(1, 6):
+            session.forward_backward([Datum([1, 2, 3])], FAKE_LOSS)
+            session.optim_step()
+            assert session.sync() == version
+            assert [one.result(timeout=60)[0].weight_version for one in calls] == [version] * 4
+            calls.clear()
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_calls_under_way_end_before_the_session(is_apart, apart):
+    async def main():
+        session, busy = (apart if is_apart else open_fakes)(), threading.Event()
+        session.submit(busy.wait)
+        calls = session.asynchronous
+        under_way = [
+            calls.forward_backward([Datum([1, 2, 3])], FAKE_LOSS),
+            calls.optim_step(),
+            calls.sync(),
+            calls.sample(["ab"]),
+            calls.close(),
+        ]
+        tasks = [asyncio.ensure_future(one) for one in under_way]
+        threading.Timer(0.3, busy.set).start()
+        return await asyncio.gather(*tasks)
+
+    _, update, version, _, _ = asyncio.run(main())
+    assert update.weight_version == version == 1
 
 
 def test_shared_device_without_sleep_keeps_the_weights(on_one_gpu):

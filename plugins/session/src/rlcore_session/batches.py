@@ -1,12 +1,13 @@
 """Sequences to train on, checked and packed."""
 
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 from attrs import frozen
 
-from rlcore.spi import Problem, TokenBatch
+from rlcore.spi import GlobalCounts, Problem, TokenBatch
 from rlcore.spi.arrays import AnyArray, offsets_of
 from rlcore_session.errors import CallError, require_none
 from rlcore_session.records import Datum
@@ -39,8 +40,16 @@ class Limits:
 
 def token_array(tokens: Any) -> AnyArray | None:
     """int64 [T]: token ids; None where they are none."""
-    found = np.asarray(tokens)
+    found = _array(tokens)
     return found.astype(np.int64) if found.ndim == 1 and (found.dtype.kind in "iu" or not found.size) else None
+
+
+def _array(values: Any) -> AnyArray:
+    """The values as an array; one of an object where they have no shape, as lists of different lengths."""
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, RuntimeError):  # numpy's, and torch's of tensors on a GPU or with a gradient
+        return np.asarray(type(values).__name__, object)
 
 
 def tokens_batch(sequences: Sequence[Any], limits: Limits) -> TokenBatch:
@@ -66,9 +75,19 @@ def data_batch(data: Sequence[Datum] | TokenBatch, limits: Limits) -> TokenBatch
     return batch
 
 
+def require_counts(counts: Any) -> None:
+    """CallError unless the counts are a GlobalCounts of numbers of at least 1, or None."""
+    if counts is None:
+        return
+    numbers = [counts.num_loss_tokens, counts.num_loss_sequences] if isinstance(counts, GlobalCounts) else [None]
+    if not all(isinstance(one, Integral) and one >= 1 for one in numbers):
+        raise CallError([Problem(path="counts", found=repr(counts), expected="a GlobalCounts of integers of at least 1")])
+
+
 def _no_sequences(path: str, found: Any, expected: str) -> Problem:
-    kinds = sorted({type(one).__name__ for one in found}) if isinstance(found, list | tuple) else [type(found).__name__]
-    return Problem(path=path, found=f"a list of {', '.join(kinds) or 'nothing'}", expected=expected)
+    kinds = sorted({type(one).__name__ for one in found}) if isinstance(found, list | tuple) else []
+    what = f"a list of {', '.join(kinds) or 'nothing'}" if isinstance(found, list | tuple) else f"a {type(found).__name__}"
+    return Problem(path=path, found=what, expected=expected)
 
 
 def _packed(data: Sequence[Datum], limits: Limits, name: str) -> TokenBatch:
@@ -79,7 +98,7 @@ def _packed(data: Sequence[Datum], limits: Limits, name: str) -> TokenBatch:
         path = name.format(number)
         found = token_array(datum.tokens)
         if found is None or not len(found):
-            what = "no tokens" if found is not None else "something else"
+            what = "no tokens" if found is not None else f"{datum.tokens!r:.40}"
             problems.append(Problem(path=f"{path}.tokens", found=what, expected="a list of token ids, one at least"))
             continue
         problems += limits.problems(f"{path}.tokens", found)
@@ -92,6 +111,10 @@ def _packed(data: Sequence[Datum], limits: Limits, name: str) -> TokenBatch:
             columns[column].append(values)
             problems += wrong
     problems += _sequence_problems(data, of_sequences, name)
+    for column, parts in columns.items():
+        if len(widths := {part.shape[1:] for part in parts}) > 1 and not problems:
+            found = f"shapes {', '.join(str([*width]) for width in sorted(widths))} of a token"
+            problems.append(Problem(path=f"data.columns[{column!r}]", found=found, expected="one shape in all data"))
     require_none(problems)
     return TokenBatch(
         tokens=np.concatenate(tokens),
@@ -117,7 +140,7 @@ def _mask(path: str, given: Any, length: int) -> tuple[AnyArray, list[Problem]]:
     default = np.arange(length) > 0
     if given is None:
         return default, []
-    mask, path = np.asarray(given), f"{path}.loss_mask"
+    mask, path = _array(given), f"{path}.loss_mask"
     if mask.shape != (length,) or mask.dtype.kind not in "bui" or not np.isin(mask, (0, 1)).all():
         found = f"shape {list(mask.shape)} of {mask.dtype}"
         return default, [Problem(path=path, found=found, expected=f"[{length}] of bool, one a token")]
@@ -132,24 +155,38 @@ def _column(path: str, given: Any, length: int) -> tuple[AnyArray, list[Problem]
     if given is None:
         found, expected = "no such column", "one, since others of the data have it"
         return np.zeros(length), [Problem(path=path, found=found, expected=expected)]
-    values = np.asarray(given)
+    values = _array(given)
     if values.shape[:1] != (length,) or values.dtype.kind not in "biuf":
         found = f"shape {list(values.shape)} of {values.dtype}"
         return np.zeros(length), [Problem(path=path, found=found, expected=f"[{length}] of numbers, one a token")]
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
-        found = f"{values[~np.isfinite(values)][0]} at token {int((~np.isfinite(values)).argmax())}"
-        return np.zeros(length), [Problem(path=path, found=found, expected="finite numbers")]
+    if (wrong := ~_fits(values)).any():
+        found = f"{values[wrong][0]} at token {int(np.argwhere(wrong)[0][0])}"
+        return np.zeros(length), [Problem(path=path, found=found, expected=_expected(values))]
     return values, []
+
+
+def _fits(values: AnyArray) -> AnyArray:
+    """bool [...]: where a number is one of the dtype that batches hold it in."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = _narrow(values)
+    return np.isfinite(narrow) if values.dtype.kind == "f" else narrow == values
+
+
+def _expected(values: AnyArray) -> str:
+    return "finite numbers of float32" if values.dtype.kind == "f" else "integers of int32"
 
 
 def _sequence_problems(data: Sequence[Datum], names: Sequence[str], name: str) -> Iterator[Problem]:
     for number, datum in enumerate(data):
         for column in names:
             value = datum.sequence_columns.get(column)
-            if not isinstance(value, int | float | np.number | np.bool_) or not np.isfinite(float(value)):
+            found_value = _array(value)
+            if found_value.ndim or found_value.dtype.kind not in "biuf" or not _fits(found_value):
                 path = f"{name.format(number)}.sequence_columns[{column!r}]"
                 found = "no such column" if value is None else repr(value)
-                yield Problem(path=path, found=found, expected="a finite number, since others of the data have one")
+                yield Problem(
+                    path=path, found=found, expected="a number of float32 or int32, since others of the data have one"
+                )
 
 
 def _narrow(values: AnyArray) -> AnyArray:

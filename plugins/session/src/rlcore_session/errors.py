@@ -14,6 +14,12 @@ class CallError(ProblemsError):
     summary: ClassVar[str] = "problem(s) with the call"
 
 
+def closed_session() -> CallError:
+    """Return the error of a call that comes after `close`."""
+    found, remedy = "a call of a closed session", "Open another with rlcore.open."
+    return CallError([Problem(path="session", found=found, expected="an open one", remedy=remedy)])
+
+
 def require_none(problems: Iterable[Problem]) -> None:
     """CallError with all problems, where there are any."""
     if found := list(problems):

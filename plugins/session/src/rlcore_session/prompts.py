@@ -1,6 +1,7 @@
 """Prompts and options of sampling, checked."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -51,12 +52,12 @@ class Requests:
                 found += problems
                 tokens.append(ids)
         require_none(found)
-        seed = [self.recipe.run.seed, number] if options.seed is None else [options.seed]
+        seed = [self.recipe.run.seed, number] if options.seed is None else [int(options.seed)]
         num_samples = len(tokens) * options.num_samples
         lengths = np.array([self._max_tokens(ids, options) for ids in tokens], np.int32)
         return GenerateRequest(
             prompts=RaggedTokens.from_lists(tokens),
-            num_samples=options.num_samples,
+            num_samples=int(options.num_samples),
             seeds=np.random.default_rng(seed).integers(NUM_SEEDS, size=num_samples),
             max_tokens=np.repeat(lengths, options.num_samples),
             sampling=self._sampling(options),
@@ -93,25 +94,25 @@ class Requests:
     def _option_problems(self, options: SampleOptions) -> Iterator[Problem]:
         value: Any
         bounds: dict[str, tuple[Any, Any, float, float]] = {
-            "num_samples": (options.num_samples, int, 1, 2**20),
-            "max_tokens": (options.max_tokens, int, 1, 2**31 - 1),
-            "temperature": (options.temperature, (int, float), 0, np.inf),
-            "top_k": (options.top_k, int, 0, 2**31 - 1),
-            "top_p": (options.top_p, (int, float), 0, 1),
-            "seed": (options.seed, int, 0, np.inf),
+            "num_samples": (options.num_samples, Integral, 1, 2**20),
+            "max_tokens": (options.max_tokens, Integral, 1, 2**31 - 1),
+            "temperature": (options.temperature, Real, 0, np.inf),
+            "top_k": (options.top_k, Integral, 0, 2**31 - 1),
+            "top_p": (options.top_p, Real, 0, 1),
+            "seed": (options.seed, Integral, 0, np.inf),
         }
         for name, (value, kind, low, high) in bounds.items():
             if value is None and name != "num_samples":
                 continue
             if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high or value == np.inf:
                 expected = (
-                    f"{'an integer' if kind is int else 'a number'} from {low}{f' to {high}' if high < np.inf else ' on'}"
+                    f"{'an integer' if kind is Integral else 'a number'} from {low}{f' to {high}' if high < np.inf else ' on'}"
                 )
                 yield Problem(path=name, found=repr(value), expected=expected)
             elif name == "top_p" and value == 0:
                 yield Problem(path=name, found="0", expected="above 0; 1.0 samples from all tokens")
         stops = [options.stop] if isinstance(options.stop, str) else options.stop
-        if not all(isinstance(text, str) and text for text in stops):
+        if not isinstance(stops, Sequence) or not all(isinstance(text, str) and text for text in stops):
             yield Problem(path="stop", found=repr(options.stop), expected="a text, or a list of texts that are not empty")
         needs = {
             "seed": (options.seed is not None, capabilities.PER_SAMPLE_SEEDS),
@@ -130,7 +131,7 @@ class Requests:
         stop_ids = self.tokenizer.stop_token_ids if rollout.stop_token_ids is None else rollout.stop_token_ids
         return SamplingParams(
             temperature=rollout.temperature if options.temperature is None else float(options.temperature),
-            top_k=rollout.top_k if options.top_k is None else options.top_k,
+            top_k=rollout.top_k if options.top_k is None else int(options.top_k),
             top_p=rollout.top_p if options.top_p is None else float(options.top_p),
             stop_token_ids=stop_ids,
             stop_strings=tuple(dict.fromkeys([*rollout.stop_strings, *stops])),

@@ -13,12 +13,13 @@ from rlcore.run.execution.weight_sync import GeneratorSync, weight_sync_of
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.plan.channel import separate
 from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.protocols import nothing
 from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import GlobalCounts, LossSpec, Problem, TokenBatch, Tokenizer, WorkerError
 from rlcore.spi.arrays import Float32Array
 from rlcore.spi.execution import Backends
-from rlcore_session.batches import Limits, data_batch, tokens_batch
-from rlcore_session.errors import CallError
+from rlcore_session.batches import Limits, data_batch, require_counts, tokens_batch
+from rlcore_session.errors import CallError, closed_session
 from rlcore_session.losses import Derivatives
 from rlcore_session.plan import Notes
 from rlcore_session.prompts import Requests, SampleOptions
@@ -167,11 +168,12 @@ class Session:
         `loss` is a name, a path `package.module:function` of a loss as algorithms have, a LossSpec, or a function. The function
         gets the log-probabilities of each sequence, float32 [T], and returns its loss's derivatives by them. `config` has the
         options of a named loss, or the object that a path's function gets. The loss divides by `counts`; None counts the loss
-        tokens and sequences of this call. Logits are divided by `temperature`. An error drops all gradients, unless it is a
-        CallError.
+        tokens and sequences of this call. Logits are divided by `temperature`. An error of the trainer drops all gradients. A
+        CallError, and an error of the function itself, leave them.
         """
         self._require_open()
         batch = data_batch(data, self._limits)
+        require_counts(counts)
         return self._in_order(lambda: self._training.forward_backward(batch, loss, config, counts, temperature))
 
     def optim_step(
@@ -233,7 +235,8 @@ class Session:
         if self._trainer_thread.is_closed:
             return
         self._closed = True
-        if self._generator_thread is not self._trainer_thread:
+        if not self._takes_turns:
+            self._trainer_thread.run(nothing)  # a sync under way needs the generator's thread
             self._generator_thread.close()
         try:
             self._trainer_thread.run(self._stack.close)
@@ -249,9 +252,11 @@ class Session:
     def submit(self, call: Callable[[], ResultT]) -> "Future[ResultT]":
         """Return the future of a call in the trainer's thread."""
         self._require_open()
+        future = self._trainer_thread.submit(call)
         if self._takes_turns:
+            # Samples that come behind the call join no stream before it, which would then never end.
             self._sampler.end_turn()
-        return self._trainer_thread.submit(call)
+        return future
 
     def _in_order(self, call: Callable[[], ResultT]) -> ResultT:
         """Return the result of a call in the trainer's thread, behind those that came before."""
@@ -272,10 +277,14 @@ class Session:
         version = self._training.version
         if self._synced != self._training.incarnation:  # whose versions count other weights
             self._weights.forget()
-        self._sampler.end_turn()
+
+        def refit() -> None:
+            self._weights.refit(version)
+            # Before the next stream of the generator's thread, which asks for this version.
+            self._sampler.version, self._synced = version, self._training.incarnation
+
         # The generator's thread has no stream under way then; the trainer's waits meanwhile.
-        self._generator_thread.run(lambda: self._weights.refit(version))
-        self._sampler.version, self._synced = version, self._training.incarnation
+        self._generator_thread.run(refit, then=self._sampler.end_turn)
         return version
 
     def _load(self, directory: Path, optimizer: bool) -> int:
@@ -308,7 +317,7 @@ class Session:
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """A call of the backends. An error after which their state is not known is the session's end."""
-        self._require_open(closing=True)
+        self._require_open()
         try:
             yield
         except BaseException as error:
@@ -322,13 +331,12 @@ class Session:
                 self._lost = WorkerError(f"the session is lost, by {type(error).__name__}: {error}\n{lost}")
             raise
 
-    def _require_open(self, *, closing: bool = False) -> None:
-        """Raise where the session takes no calls; with `closing` those that came before its end go on."""
+    def _require_open(self) -> None:
+        """Raise where the session takes no calls. In its own threads those that came before its end go on."""
         if self._lost is not None:
             raise WorkerError(str(self._lost))
-        if self._closed and not closing:
-            found, remedy = "a call of a closed session", "Open another with rlcore.open."
-            raise CallError([Problem(path="session", found=found, expected="an open one", remedy=remedy)])
+        if self._closed and not (self._trainer_thread.is_current or self._generator_thread.is_current):
+            raise closed_session()
 
 
 def grouped(completions: Sequence[Completion], size: int) -> list[list[Completion]]:

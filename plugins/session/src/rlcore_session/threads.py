@@ -5,6 +5,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from rlcore.run.protocols import nothing
+from rlcore_session.errors import closed_session
+
 ResultT = TypeVar("ResultT")
 
 
@@ -26,12 +29,19 @@ class CallThread:
         return threading.current_thread() is self._thread
 
     def submit(self, call: Callable[[], ResultT]) -> "Future[ResultT]":
-        """Return the future of a call behind those that came before."""
-        return self._executor.submit(call)
+        """Return the future of a call behind those that came before. CallError after `close`."""
+        try:
+            return self._executor.submit(call)
+        except RuntimeError as error:  # another thread closes the session at this moment
+            raise closed_session() from error
 
-    def run(self, call: Callable[[], ResultT]) -> ResultT:
-        """Return the result of a call; within this thread at once."""
-        return call() if self.is_current else self.submit(call).result()
+    def run(self, call: Callable[[], ResultT], then: Callable[[], None] = nothing) -> ResultT:
+        """Return the result of a call; within this thread at once. `then` runs when the call has its place."""
+        if self.is_current:
+            return call()
+        future = self.submit(call)
+        then()
+        return future.result()
 
     def close(self) -> None:
         """End the thread behind the calls that it has."""

@@ -1,6 +1,8 @@
 """The trainer of a session: gradients, updates and log-probabilities. The session calls it from one thread."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
@@ -61,10 +63,17 @@ class Training:
         """Return the words on the gradients held, for messages; "" where there are none."""
         return f" and the gradients of {self.pieces} call(s)" if self.pieces else ""
 
-    def require_no_gradients(self, call: str) -> None:
-        """CallError where the memory of a shared device is to move, and gradients with it."""
-        if self.pieces and self.weights.residency.moves:
-            found = f"the gradients of {self.pieces} call(s), which leave the device that trainer and generator share"
+    def require_no_gradients(self, call: str, *, parked_alone: bool = False) -> None:
+        """CallError where the memory of a shared device is to move, and gradients with it; those of all adapters, or of those
+        that are not in use."""
+        held = {name: one.pieces for name, one in self.parked.items() if one.pieces}
+        if self.pieces and not parked_alone:
+            held[self.adapter] = self.pieces
+        if held and self.weights.residency.moves:
+            of = "" if held.keys() <= {self.adapter} else f" of the adapter(s) {', '.join(map(repr, held))}"
+            found = (
+                f"the gradients of {sum(held.values())} call(s){of}, which leave the device that trainer and generator share"
+            )
             remedy = "Call optim_step first, or give the generator devices of its own."
             raise CallError([Problem(path=call, found=found, expected="no gradients", remedy=remedy)])
 
@@ -92,17 +101,17 @@ class Training:
         else:
             if config is not None:
                 raise CallError([Problem(path="config", found=f"{config!r:.80}", expected="None: the loss is a function")])
-            given = loss(split(trainer.logprobs(batch, _every(batch), "policy", self.version), batch))
+            with self._dropping():
+                current = trainer.logprobs(batch, _every(batch), "policy", self.version)
+            given = loss(split(current, batch))
+            self.weights.to_training()  # the function may have sampled
             spec, batch = LINEAR, batch.with_token_column(DERIVATIVES, derivatives_of(given, batch))
         minibatch = Minibatch(batch=batch, sequences=_every(batch), counts=counts or batch.counts(), schedule_step=self.version)
-        returns, pieces, self.pieces = trainer.has(capabilities.STEP_LOGPROBS), self.pieces, 0
-        own = None if returns else trainer.logprobs(batch, _every(batch), "policy", self.version)
-        try:
-            result, logprobs = trainer.forward_backward(minibatch, spec, self.version, piece=pieces, logprobs=returns)
-        except BaseException as error:
-            self._drop(pieces, error)
-            raise
-        self.pieces = pieces + 1
+        returns = trainer.has(capabilities.STEP_LOGPROBS)
+        with self._dropping():
+            own = None if returns else trainer.logprobs(batch, _every(batch), "policy", self.version)
+            result, logprobs = trainer.forward_backward(minibatch, spec, self.version, piece=self.pieces, logprobs=returns)
+        self.pieces += 1
         found = own if logprobs is None else logprobs
         assert found is not None, "the trainer returned them, or was asked before"
         return Gradients(loss=result.loss, metrics=dict(result.metrics), logprobs=split(found, batch))
@@ -114,19 +123,15 @@ class Training:
             found = f"no gradients{self.dropped}"
             problems.append(Problem(path="optim_step", found=found, expected="those of forward_backward calls before it"))
         require_none(problems)
-        betas = settings["betas"]
-        request = OptimStepRequest(
-            pieces=self.pieces,
-            weight_version=self.version,
-            **{**settings, "betas": None if betas is None else (float(betas[0]), float(betas[1]))},
-        )
-        pieces, self.pieces = self.pieces, 0
-        try:
+        given: dict[str, Any] = {
+            name: float(value) for name, value in settings.items() if value is not None and name != "betas"
+        }
+        if (betas := settings["betas"]) is not None:
+            given["betas"] = float(betas[0]), float(betas[1])
+        with self._dropping():
+            request = OptimStepRequest(pieces=self.pieces, weight_version=self.version, **given)
             result = self.backends.trainer.optim_step(request)
-        except BaseException as error:
-            self._drop(pieces, error)
-            raise
-        self.version, self.dropped = result.weight_version, ""
+        self.version, self.pieces, self.dropped = result.weight_version, 0, ""
         return Update(
             weight_version=result.weight_version,
             grad_norm=result.grad_norm,
@@ -138,7 +143,8 @@ class Training:
         """Change to another adapter, and return its version."""
         self._require_adapters(name, seed, drops)
         self.weights.to_training()
-        request = UseAdapterRequest(name=name, seed=seed, drops=tuple(drops))
+        number = None if seed is None else int(seed)
+        request = UseAdapterRequest(name=name, seed=number, drops=tuple(dict.fromkeys(drops)))
         result = self.backends.trainer.use_adapter(request)
         self.parked[self.adapter] = ParkedAdapter(
             version=self.version, pieces=self.pieces, dropped=self.dropped, incarnation=self.incarnation
@@ -161,6 +167,7 @@ class Training:
             found = "a recipe without [lora]" if self.recipe.lora is None else "a trainer that keeps one adapter"
             expected = "[lora], and a trainer with the capability many_adapters"
             raise CallError([Problem(path="use_adapter", found=found, expected=expected)])
+        require_none(_adapter_problems(name, seed, drops))
         known = {self.adapter, *self.parked}
         unknown = [one for one in (*drops, *([name] if seed is None else [])) if one not in known or name in drops]
         if unknown:
@@ -174,7 +181,8 @@ class Training:
         return self.version
 
     def begin_load(self) -> None:
-        """Move the trainer to where a state can be loaded, and drop gradients."""
+        """Move the trainer to where a state can be loaded, and drop gradients of the adapter in use."""
+        self.require_no_gradients("load", parked_alone=True)  # the sync behind it moves them
         self.weights.to_training()
         if self.pieces:
             self.dropped = f", since load dropped those of {self.pieces} call(s)"
@@ -182,13 +190,19 @@ class Training:
 
     def _trainer(self, temperature: float) -> TrainerGroup:
         """The trainer on its device, at a temperature."""
-        if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 < temperature < np.inf:
+        if not _is_number(temperature) or not 0 < temperature < np.inf:
             raise CallError([Problem(path="temperature", found=repr(temperature), expected="a number above 0")])
         self.weights.to_training()
         return self.backends.trainer.at_temperature(float(temperature))
 
-    def _drop(self, pieces: int, error: BaseException) -> None:
-        self.pieces, self.dropped = 0, f", since {type(error).__name__} dropped those of {pieces or 1} call(s)"
+    @contextmanager
+    def _dropping(self) -> Iterator[None]:
+        """A call of the trainer, whose error drops the gradients held."""
+        try:
+            yield
+        except BaseException as error:
+            self.pieces, self.dropped = 0, f", since {type(error).__name__} dropped those of {self.pieces or 1} call(s)"
+            raise
 
 
 def derivatives_of(given: Any, batch: TokenBatch) -> Float32Array:
@@ -232,5 +246,14 @@ def _setting_problems(settings: Mapping[str, Any]) -> list[Problem]:
     return problems
 
 
+def _adapter_problems(name: Any, seed: Any, drops: Any) -> Iterator[Problem]:
+    if not isinstance(name, str):
+        yield Problem(path="name", found=repr(name), expected="a text")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, Integral)):
+        yield Problem(path="seed", found=repr(seed), expected="an integer")
+    if isinstance(drops, str) or not isinstance(drops, Sequence) or not all(isinstance(one, str) for one in drops):
+        yield Problem(path="drops", found=repr(drops), expected="a list of names")
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)
