@@ -157,7 +157,7 @@ def test_each_rank_gets_what_it_reads(architecture, changes, share, trial_of):
     assert held != trial.held_of_loaders(1)
 
 
-@pytest.mark.wide(keep=["a part of each"])
+@pytest.mark.wide  # below ranks have parts of experts, and hold what loaders make of whole ones
 @pytest.mark.parametrize("parallel", [False, True], ids=["a part of each", "its own"])
 def test_each_rank_gets_of_experts_what_it_reads(parallel, trial_of):
     config = evolve(TWO_RANKS, engine={**ENGINE, "enable_expert_parallel": parallel})
