@@ -53,9 +53,11 @@ def saved_in(num_ranks: int, one: Any) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("megatron-checkpoints")
-    prepare(root)
+    names = {case["name"] for case in collected(request, "test_any_layout_resumes_any_other")}
+    resumed = {case["one"].architecture for case in collected(request, "test_one_process_resumes_any_layout")}
+    prepare(root, {DENSE, MOE, *resumed, *(layout.architecture for layout in LAYOUTS if case_of(layout) in names)})
     return root
 
 
