@@ -40,6 +40,7 @@ def test_every_script_is_tried() -> None:
     assert scripts == TRIED
 
 
+@pytest.mark.wide
 def test_cpu_step(script: Script) -> None:
     output = script("cpu_step.py", "--quick", "--cases", "kl")
     if shutil.which("trl") is None:
@@ -115,6 +116,7 @@ def test_headline_counts_whole_cycles(
     assert [step["step"] for step in done_steps(tmp_path, max_staleness)] == counted
 
 
+@pytest.mark.wide
 def test_generation_up_to_its_floor(script: Script) -> None:
     output = script("generation.py", "--quick", "--device", "cpu", "--rows", "floor")
     assert re.search(r"^floor .* tok/s|^floor +at [\d.]+ TB/s +\d", output, re.MULTILINE)

@@ -20,7 +20,7 @@ def outcomes(request, tmp_path_factory):
     return run_suite(tmp_path_factory.mktemp("mutants"), [case.callspec.params["mutant"] for case in cases])
 
 
-@pytest.mark.wide(sample=24)
+@pytest.mark.wide(sample=12)
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_kit_fails_the_mutant(outcomes, mutant):
     outcome = outcomes[mutant]

@@ -140,35 +140,55 @@ def large_plan(model: Large, kind: str, directory: Path) -> Plan:
 
 def large_table() -> Iterator[str]:
     """The lines of the table in Markdown."""
-    from rlcore_plan.command import PHASES, layout, placement
+    from rlcore_plan.command import PHASES
 
     yield f"| | GPUs | trainer | generator | placement | step s | {' | '.join(PHASES)} | trainer GiB | generator GiB |"
     yield "|---" * (8 + len(PHASES)) + "|"
     for model in LARGE:
         for kind in KINDS:
-            yield f"| {model.name} | {model.number} {kind} | {_large_cells(model, kind, layout, placement, PHASES)} |"
+            yield large_row(model, kind)
 
 
-def _large_cells(model: Large, kind: str, layout: Any, placement: Any, phases: tuple[str, ...]) -> str:
+def large_row(model: Large, kind: str) -> str:
+    """The line of a model on devices of a kind."""
+    return f"| {model.name} | {model.number} {kind} | {_large_cells(model, kind)} |"
+
+
+def _large_cells(model: Large, kind: str) -> str:
     from rlcore.spi import ConfigError
+    from rlcore_plan.command import PHASES, layout, placement
 
     with tempfile.TemporaryDirectory() as scratch:
         try:
             best: Candidate = large_plan(model, kind, Path(scratch)).fitting[0]
         except ConfigError as error:
             (problem,) = error.problems
-            return f"does not fit: {problem.remedy}" + " |" * (5 + len(phases))
+            return f"does not fit: {problem.remedy}" + " |" * (5 + len(PHASES))
     sizes = (layout(best, "trainer", best.trainer), layout(best, "generator", str(best.generator)), placement(best))
-    seconds = (f"{best.total:.0f}", *(f"{best.seconds[phase]:.1f}" for phase in phases))
+    seconds = (f"{best.total:.0f}", *(f"{best.seconds[phase]:.1f}" for phase in PHASES))
     return " | ".join((*sizes, *seconds, f"{best.trainer_bytes / GIB:.0f}", f"{best.generator_bytes / GIB:.0f}"))
+
+
+def with_measured(document: str) -> str:
+    """The document with the table of measured plans in it."""
+    return _with_table(document, MEASURED_MARKS, measured_table())
 
 
 def written(document: str) -> str:
     """The document with both tables in it."""
-    for (begin, end), lines in ((MEASURED_MARKS, measured_table()), (LARGE_MARKS, large_table())):
-        text = "\n".join(lines)
-        document = re.sub(f"{begin}.*{end}", f"{begin}\n{text}\n\n{end}", document, flags=re.DOTALL)
-    return document
+    return _with_table(with_measured(document), LARGE_MARKS, large_table())
+
+
+def large_rows(document: str) -> list[str]:
+    """The document's lines of large models."""
+    begin, end = LARGE_MARKS
+    return document.partition(begin)[2].partition(end)[0].strip().splitlines()[2:]
+
+
+def _with_table(document: str, marks: tuple[str, str], lines: Iterator[str]) -> str:
+    begin, end = marks
+    text = "\n".join(lines)
+    return re.sub(f"{begin}.*{end}", f"{begin}\n{text}\n\n{end}", document, flags=re.DOTALL)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,21 @@
 import pytest
 from attrs import evolve
 from measured_plans import MEASURED
-from plan_document import DOCUMENT, written
+from plan_document import DOCUMENT, KINDS, LARGE, large_row, large_rows, with_measured
 
 
 def test_the_page_is_current():
     page = DOCUMENT.read_text()
-    assert written(page) == page, "run `make docs`"
+    assert with_measured(page) == page, "run `make docs`"
+    assert len(large_rows(page)) == len(LARGE) * len(KINDS), "run `make docs`"
+
+
+@pytest.mark.wide(keep=["H100-Llama-3.3-70B", "H200-Qwen3-235B-A22B", "GB200-DeepSeek-V3"])  # a plan takes seconds
+@pytest.mark.parametrize("model", LARGE, ids=lambda model: model.name)
+@pytest.mark.parametrize("kind", KINDS)
+def test_predictions_for_large_models_are_current(model, kind):
+    place = LARGE.index(model) * len(KINDS) + KINDS.index(kind)
+    assert large_rows(DOCUMENT.read_text())[place] == large_row(model, kind), "run `make docs`"
 
 
 def test_predictions_are_near_what_was_measured():

@@ -35,9 +35,12 @@ def test_one_that_does_not_end_is_ended_with_all_that_it_started(tmp_path: Path)
         "child = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(600)'])\n"
         f"open({str(file)!r}, 'w').write(str(child.pid))\ntime.sleep(600)"
     )
-    outcome = run(["-S", "-c", code], 1)
-    assert (outcome.code, outcome.ending) == (None, "did not end in time")
-    until = time.monotonic() + 20
+    for limit_s in (1, 10, 100):  # a busy machine may have started nothing by then
+        outcome = run(["-S", "-c", code], limit_s)
+        assert (outcome.code, outcome.ending) == (None, "did not end in time")
+        if file.exists() and file.read_text():
+            break
+    until = time.monotonic() + 300
     while Path(f"/proc/{file.read_text()}/stat").exists() and time.monotonic() < until:
         if Path(f"/proc/{file.read_text()}/stat").read_text().split()[2] == "Z":
             break
@@ -67,9 +70,9 @@ def test_a_signal_ends_the_imports(tmp_path: Path, number: signal.Signals) -> No
     (tmp_path / "slow.py").write_text(source)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     process = subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while not list(tmp_path.glob("*.pid")) and time.monotonic() < until:
         time.sleep(0.02)
     process.send_signal(number)
-    assert process.wait(30) == (143 if number == signal.SIGTERM else -signal.SIGINT)
+    assert process.wait(300) == (143 if number == signal.SIGTERM else -signal.SIGINT)
     assert not [one for one in tmp_path.glob("*.pid") if Path(f"/proc/{one.stem}/cwd").exists()]

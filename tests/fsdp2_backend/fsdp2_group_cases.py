@@ -1,4 +1,4 @@
-"""Launches ranks on gloo, once for each number of them, that run the cases of several test files."""
+"""Launch ranks on gloo, once for each number of them and each module of cases."""
 
 import importlib
 import tempfile
@@ -18,7 +18,6 @@ from rlcore.spi import RankInfo
 from rlcore_torchkit.distributed import process_group
 from rlcore_torchkit.testing.models import make_model
 
-MODULES = ("fsdp2_context_parallel_cases", "fsdp2_experts_cases", "fsdp2_load_cases")
 ARCHITECTURES = ("qwen2", "qwen3", "qwen3_moe")
 WORLD_SIZES = (2, 4)
 TOLERANCE = 1e-6
@@ -74,20 +73,22 @@ def on_cuda() -> Iterator[None]:
 
 
 @once
-def results_of(num_ranks: int) -> list[dict[str, str]]:
-    """What went wrong in each rank's cases, by their names; empty where nothing did."""
+def results_of(num_ranks: int, module: str) -> list[dict[str, str]]:
+    """Return each rank's failures in the cases of a module, by their names; empty where a case passes."""
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
         for architecture in ARCHITECTURES:
             make_model(scratch / architecture, architecture, num_heads=4, num_kv_heads=2)
-        return launch_rows(run_all, (num_ranks, scratch), [scratch / f"results-{rank}.json" for rank in range(num_ranks)])
+        return launch_rows(
+            run_all, (num_ranks, module, scratch), [scratch / f"results-{rank}.json" for rank in range(num_ranks)]
+        )
 
 
-def run_all(rank: int, num_ranks: int, scratch: Path) -> None:
-    """Run all cases."""
+def run_all(rank: int, num_ranks: int, module: str, scratch: Path) -> None:
+    """Run all cases of a module."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{scratch}/rendezvous", rank=rank, world_size=num_ranks)
-    cases = {name: function for module in MODULES for name, function in importlib.import_module(module).CASES.items()}
+    cases = importlib.import_module(module).CASES
     place = Place(rank=rank, num_ranks=num_ranks, models=scratch)
     run_rows({name: partial(function, place) for name, function in cases.items()}, scratch / f"results-{rank}.json")
     dist.destroy_process_group()

@@ -1,6 +1,6 @@
 """The layouts that adapters are compared in."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,8 @@ def make(context: TrainerContext, options: Mapping[str, Any]) -> Fsdp2Backend:
     return Fsdp2Backend(context, make_config(**options))
 
 
-def run_all(rank: int, num_ranks: int, root: Path) -> None:
-    run_layouts(rank, num_ranks, root, LAYOUTS, make)
+def run_all(rank: int, num_ranks: int, root: Path, names: Collection[str]) -> None:
+    run_layouts(rank, num_ranks, root, names, LAYOUTS, make)
 
 
 def backend_of(root: Path, name: str, config: Fsdp2Config | None = None, **options: Any) -> Fsdp2Backend:

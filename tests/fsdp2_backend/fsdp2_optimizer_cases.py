@@ -1,6 +1,6 @@
 """What each rank does to compare `[optimizer]` in a layout with one process: LAYOUTS is the table, of two and of four ranks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -174,8 +174,15 @@ def cases(num_ranks: int) -> dict[str, Callable[[Place], None]]:
     return found
 
 
-def run_all(rank: int, num_ranks: int, root: Path) -> None:
-    """Run every case of so many ranks."""
+def with_sources(num_ranks: int, names: Collection[str]) -> set[str]:
+    """Return the names of cases, and of those that save what the cases resume."""
+    resumed = [name.split("/") for name in names if name in cases(num_ranks) and name.startswith("resume/")]
+    sources = [f"parity/{pair.partition('-from-')[2]}/{architecture}/{spec}" for _, pair, architecture, spec in resumed]
+    return {*names, *sources}
+
+
+def run_all(rank: int, num_ranks: int, root: Path, names: Collection[str]) -> None:
+    """Run the cases of these names."""
     torch.set_num_threads(1)
     use_exact_iterations()
     dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous-{num_ranks}", rank=rank, world_size=num_ranks)
@@ -186,6 +193,6 @@ def run_all(rank: int, num_ranks: int, root: Path) -> None:
         case(place)
         return "\n".join(place.wrong)
 
-    rows = {name: partial(run, case) for name, case in cases(num_ranks).items()}
+    rows = {name: partial(run, case) for name, case in cases(num_ranks).items() if name in names}
     run_rows(rows, root / f"results-{num_ranks}-{rank}.json")
     dist.destroy_process_group()

@@ -1,6 +1,6 @@
 """What each of two tensor ranks does in the tests of test_plan_parallel."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,5 +84,6 @@ def cases(rank: int, models: Path, scratch: Path) -> dict[str, Any]:
     return found
 
 
-def run_all(rank: int, models: Path, scratch: Path) -> None:
-    run_cases(rank, scratch, cases(rank, models, scratch))
+def run_all(rank: int, models: Path, scratch: Path, names: Collection[str]) -> None:
+    """Run the cases of these names."""
+    run_cases(rank, scratch, {name: case for name, case in cases(rank, models, scratch).items() if name in names})

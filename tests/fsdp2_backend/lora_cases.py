@@ -2,7 +2,7 @@
 
 import json
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -80,12 +80,12 @@ def prepare_adapters(root: Path, name: str) -> None:
     save_file({f"{key}.weight": tensor for key, tensor in reference.merged().items()}, root / f"{name}-merged.safetensors")
 
 
-def results_of(root: Path, run: Callable[..., None]) -> Callable[[int], list[dict[str, str]]]:
-    """What went wrong on each rank, of a number of ranks that is launched once."""
+def results_of(root: Path, run: Callable[..., None], names: Collection[str]) -> Callable[[int], list[dict[str, str]]]:
+    """Return a function that launches a number of ranks once for cases of these names. It returns each rank's failures."""
 
     @once
     def get(num_ranks: int) -> list[dict[str, str]]:
-        launch(run, (num_ranks, root), num_ranks)
+        launch(run, (num_ranks, root, names), num_ranks)
         return [json.loads((root / f"results-{num_ranks}-{rank}.json").read_text()) for rank in range(num_ranks)]
 
     return get
@@ -96,18 +96,25 @@ def expected(root: Path, name: str) -> Mapping[str, Tensor]:
     return load_file(root / f"{name}.safetensors")
 
 
-def run_layouts(rank: int, num_ranks: int, root: Path, layouts: Sequence[Layout], make: MakeBackend) -> None:
+def selected(layouts: Sequence[Layout], num_ranks: int, names: Collection[str]) -> list[tuple[Layout, str]]:
+    """Return layout and architecture of each case of so many ranks that has one of these names."""
+    pairs = [(layout, name) for layout in layouts if layout.num_ranks == num_ranks for name in layout.architectures]
+    return [(layout, name) for layout, name in pairs if f"{layout.name}/{name}" in names]
+
+
+def run_layouts(
+    rank: int, num_ranks: int, root: Path, names: Collection[str], layouts: Sequence[Layout], make: MakeBackend
+) -> None:
     dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous-{num_ranks}", rank=rank, world_size=num_ranks)
     torch.set_num_threads(1)
     results = {}
-    for layout in layouts:
-        for architecture in layout.architectures if layout.num_ranks == num_ranks else ():
-            try:
-                _check(rank, root, layout, architecture, make)
-                results[f"{layout.name}/{architecture}"] = ""
-            except Exception:
-                results[f"{layout.name}/{architecture}"] = traceback.format_exc()
-            dist.barrier()
+    for layout, architecture in selected(layouts, num_ranks, names):
+        try:
+            _check(rank, root, layout, architecture, make)
+            results[f"{layout.name}/{architecture}"] = ""
+        except Exception:
+            results[f"{layout.name}/{architecture}"] = traceback.format_exc()
+        dist.barrier()
     (root / f"results-{num_ranks}-{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 

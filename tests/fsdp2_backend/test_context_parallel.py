@@ -16,7 +16,7 @@ from rlcore_torchkit.layers.packed_attention import packed_attention
 @pytest.mark.parametrize("num_ranks", WORLD_SIZES)
 @pytest.mark.parametrize("name", CASES)
 def test_context_ranks(name, num_ranks):
-    for rank, results in enumerate(results_of(num_ranks)):
+    for rank, results in enumerate(results_of(num_ranks, "fsdp2_context_parallel_cases")):
         assert results[name] == "", f"rank {rank}:\n{results[name]}"
 
 

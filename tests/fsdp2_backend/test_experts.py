@@ -15,7 +15,7 @@ from rlcore_fsdp2.layout import ParallelLayout
 @pytest.mark.parametrize("num_ranks", WORLD_SIZES)
 @pytest.mark.parametrize("name", CASES)
 def test_expert_ranks(name, num_ranks):
-    for rank, results in enumerate(results_of(num_ranks)):
+    for rank, results in enumerate(results_of(num_ranks, "fsdp2_experts_cases")):
         assert results[name] == "", f"rank {rank}:\n{results[name]}"
 
 

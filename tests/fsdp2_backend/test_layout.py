@@ -32,9 +32,7 @@ RESUMED = ("resume/dp2-from-single/qwen3_moe", "resume/tp2+sp-from-tp2/qwen3", "
 FOUR_RANKS = (
     "hsdp2x2/qwen3_moe",
     "dp2xtp2+every/qwen3",
-    "tp2xcp2/qwen2",
     "tp4/qwen2",
-    "cp4+checkpointing/qwen2",
     "tp2xep2+checkpointing/qwen3_moe",
 )
 """Layouts that need more than two ranks: two dimensions at a time, and ranks that share a key head."""

@@ -31,7 +31,7 @@ Tensors = dict[str, Tensor]
 @pytest.mark.parametrize("num_ranks", WORLD_SIZES)
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_read_their_own_parts(name, num_ranks):
-    for rank, results in enumerate(results_of(num_ranks)):
+    for rank, results in enumerate(results_of(num_ranks, "fsdp2_load_cases")):
         assert results[name] == "", f"rank {rank}:\n{results[name]}"
 
 

@@ -4,30 +4,36 @@ from pathlib import Path
 
 import pytest
 import torch
-from decoder_families import DIVIDED, TRAINED, UNDIVIDED, make_family
+from decoder_families import TRAINED, UNDIVIDED, make_family
 from fsdp2_decoder_cases import WORLD_SIZE
 from fsdp2_plan_cases import ADAPTED, cases, run_all, with_adapters
-from rank_launch import launch_rows
+from rank_launch import collected, launch_rows
 
 from rlcore.spi import ModelSpec
 from rlcore_fsdp2.plan_parallel import plan_problems
 from rlcore_torchkit.huggingface.models import load_model
 
+GRADIENTS = ("gemma2", "phi3", "glm4_moe")
+"""Families of soft caps, of gathered outputs, and of experts."""
+KEPT = [name for name in cases(0, Path(), Path()) if not name.endswith("/gradients") or name.startswith(GRADIENTS)]
+
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """What went wrong on each of the two ranks; they are launched once."""
     root = tmp_path_factory.mktemp("plans")
-    for family in DIVIDED:
+    names = {case["name"] for case in collected(request, "test_two_ranks")}
+    families = {name.partition("/")[0] for name in names}
+    for family in families:
         make_family(root / "models" / family, family, TRAINED[family])
     (root / "scratch").mkdir()
-    for family in ADAPTED:
+    for family in families.intersection(ADAPTED):
         torch.save(with_adapters(root / "models" / family), root / "scratch" / f"{family}-adapters.pt")
-    return launch_rows(
-        run_all, (root / "models", root / "scratch"), [root / "scratch" / f"results-{rank}.json" for rank in range(WORLD_SIZE)]
-    )
+    files = [root / "scratch" / f"results-{rank}.json" for rank in range(WORLD_SIZE)]
+    return launch_rows(run_all, (root / "models", root / "scratch", names), files)
 
 
+@pytest.mark.wide(keep=KEPT)
 @pytest.mark.parametrize("name", cases(0, Path(), Path()))
 def test_two_ranks(name, results):
     found = {f"rank {rank}": result[name] for rank, result in enumerate(results) if result[name]}

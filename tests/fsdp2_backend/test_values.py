@@ -11,12 +11,20 @@ from attrs import evolve
 from fsdp2_support import exported, make_config
 from fsdp2_value_cases import LAYOUTS, make, run_all
 from lora_cases import cases, results_of
+from rank_launch import collected
 from value_cases import BATCHES, SAVE_AFTER, assert_weights, check_parity, prepare, share_of
 from value_support import NUM_STEPS, ValueReference, value_context, value_request
 
 from rlcore.spi import CloseRequest, LoadStateRequest, ModelError, ValuesRequest
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_torchkit.testing.models import make_model
+
+from ..tiers import each_part
+
+RESUMED = {"tp2+sp/qwen3"}
+"""The layout whose checkpoint one process resumes."""
+KEPT = {*each_part([name for num_ranks, name in cases(LAYOUTS) if num_ranks < 4]), *RESUMED}
+"""Each layout of fewer than four ranks and each family once."""
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +35,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(root: Path) -> Callable[[int], list[dict[str, str]]]:
-    return results_of(root, run_all)
+def results(request: pytest.FixtureRequest, root: Path) -> Callable[[int], list[dict[str, str]]]:
+    """Launch a number of ranks once for the cases of this session. Return each rank's failures."""
+    names = {case["name"] for case in collected(request, "test_layouts_equal_plain_transformers")} | RESUMED
+    return results_of(root, run_all, names)
 
 
-@pytest.mark.wide(keep=[f"{number}-{name}" for number, name in cases(LAYOUTS) if number < 4])
+@pytest.mark.wide(keep=[f"{number}-{name}" for number, name in cases(LAYOUTS) if name in KEPT])
 @pytest.mark.parametrize(("num_ranks", "name"), cases(LAYOUTS))
 def test_layouts_equal_plain_transformers(num_ranks, name, results):
     found = {f"rank {rank}": result[name] for rank, result in enumerate(results(num_ranks)) if result[name]}

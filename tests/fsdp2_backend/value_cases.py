@@ -2,7 +2,7 @@
 
 import json
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from comparing import Comparing
 from fsdp2_support import exported, split
-from lora_cases import Layout
+from lora_cases import Layout, selected
 from transformers import AutoModelForSequenceClassification
 from value_support import BATCHES, NUM_SEQUENCES, NUM_STEPS, VALUE, WEIGHT, ValueReference, value_context, value_request
 
@@ -39,21 +39,22 @@ def prepare(root: Path) -> None:
         torch.save({"values": values, "steps": steps, "weights": reference.saved(root / f"{name}-saved")}, root / f"{name}.pt")
 
 
-def run_layouts(rank: int, num_ranks: int, root: Path, layouts: Sequence[Layout], make: MakeBackend) -> None:
+def run_layouts(
+    rank: int, num_ranks: int, root: Path, names: Collection[str], layouts: Sequence[Layout], make: MakeBackend
+) -> None:
     dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous-{num_ranks}", rank=rank, world_size=num_ranks)
     torch.set_num_threads(1)
     results = {}
-    for layout in layouts:
-        for name in layout.architectures if layout.num_ranks == num_ranks else ():
-            try:
-                place = {"rank": rank, "world_size": num_ranks, "local_rank": rank, "rendezvous": "env://"}
-                check_parity(
-                    root, f"{layout.name}-{name}", name, lambda context, layout=layout: make(context, layout.options), place
-                )
-                results[f"{layout.name}/{name}"] = ""
-            except Exception:
-                results[f"{layout.name}/{name}"] = traceback.format_exc()
-            dist.barrier()
+    for layout, name in selected(layouts, num_ranks, names):
+        try:
+            place = {"rank": rank, "world_size": num_ranks, "local_rank": rank, "rendezvous": "env://"}
+            check_parity(
+                root, f"{layout.name}-{name}", name, lambda context, layout=layout: make(context, layout.options), place
+            )
+            results[f"{layout.name}/{name}"] = ""
+        except Exception:
+            results[f"{layout.name}/{name}"] = traceback.format_exc()
+        dist.barrier()
     (root / f"results-{num_ranks}-{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 

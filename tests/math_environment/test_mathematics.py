@@ -142,21 +142,33 @@ def test_a_verifier_serves_several_event_loops(shared):
     assert [asyncio.run(shared.step("1", turn("\\boxed{1}"))).success for _ in range(3)] == [True] * 3
 
 
+class CountedCalls(MathEnvironment):
+    """Counts the calls that are at work at the same time."""
+
+    at_work = most_at_work = 0
+
+    async def step(self, state, turn):
+        self.at_work += 1
+        self.most_at_work = max(self.most_at_work, self.at_work)
+        try:
+            return await super().step(state, turn)
+        finally:
+            self.at_work -= 1
+
+
 def test_rewards_do_not_depend_on_how_many_slow_answers_are_judged_beside_them():
-    """A call has 3 s. Each of two processes judges 32 slow answers one after another, of 0.1 s of the processor's time each."""
+    """A call's time begins once a process is free for it: no more calls are at work than there are processes."""
     config = evolve(ONE_PROCESS, num_processes=2, verification_timeout_s=0.1)
-    made = MathEnvironment(EnvironmentContext(seed=0), config)
-    starts = EpisodeRunner(made, 600.0, max_concurrent=MATH.max_concurrent(config))
-    starts.step_all(["1"] * 2, [turn("1")] * 2)  # the processes, which last until it is closed
-    runner = EpisodeRunner(made, 3.0, max_concurrent=MATH.max_concurrent(config))
-    slow = [index % 5 != 4 for index in range(80)]
+    made = CountedCalls(EnvironmentContext(seed=0), config)
+    runner = EpisodeRunner(made, 600.0, max_concurrent=MATH.max_concurrent(config))
+    slow = [index % 5 != 4 for index in range(20)]
     results = runner.step_all(
         [SYMBOLIC if late else "42" for late in slow], [turn(ENDLESS if late else "\\boxed{42}") for late in slow]
     )
     assert [result.success for result in results] == [not late for late in slow]
     assert [bool(result.metrics["verification_timed_out"]) for result in results] == slow
+    assert made.most_at_work == 2
     runner.close()
-    starts.close()
 
 
 def test_as_many_processes_as_cores_unless_the_recipe_says(monkeypatch):

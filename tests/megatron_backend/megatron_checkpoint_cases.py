@@ -194,16 +194,18 @@ def state_of(backend: MegatronBackend) -> dict[str, Tensor]:
     return found
 
 
-def prepare(root: Path) -> None:
-    """Models, and what one process has saved of them."""
+def prepare(root: Path, architectures: Collection[str]) -> None:
+    """Make models of these architectures, and checkpoints of one process."""
     for architecture in (DENSE, MOE):
         tied = architecture == DENSE
         make_model(root / "models" / architecture, architecture, tied=tied, num_layers=5, alphabet=ALPHABET)
-    make_with_head(root / "models" / LATENT, LATENT, num_hidden_layers=5)
-    for family in (SINKS, NORMS):
+    if LATENT in architectures:
+        make_with_head(root / "models" / LATENT, LATENT, num_hidden_layers=5)
+    for family in {SINKS, NORMS}.intersection(architectures):
         make_own(root / "models" / family, family, num_hidden_layers=5)
-    make_image_model(root / "models" / IMAGES, IMAGES, num_layers=5)
-    for layout in ONE:
+    if IMAGES in architectures:
+        make_image_model(root / "models" / IMAGES, IMAGES, num_layers=5)
+    for layout in (layout for layout in ONE if layout.architecture in architectures):
         backend = Place(rank=0, num_ranks=1, root=root).backend(layout)
         for version in range(SAVE_AFTER):
             step(backend, version)

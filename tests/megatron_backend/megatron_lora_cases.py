@@ -1,6 +1,6 @@
 """The layouts that adapters are compared in."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,5 +43,5 @@ def make(context: TrainerContext, options: Mapping[str, Any]) -> MegatronBackend
     return MegatronBackend(context, MegatronConfig(collective_timeout_s=600.0, **options))
 
 
-def run_all(rank: int, num_ranks: int, root: Path) -> None:
-    run_layouts(rank, num_ranks, root, LAYOUTS, make)
+def run_all(rank: int, num_ranks: int, root: Path, names: Collection[str]) -> None:
+    run_layouts(rank, num_ranks, root, names, LAYOUTS, make)

@@ -12,11 +12,19 @@ from lora_support import BATCHES, SPEC, assert_adapters, lora_context, saved_ada
 from megatron_families import WITH_ADAPTERS, make_own
 from megatron_lora_cases import LAYOUTS, make, run_all
 from megatron_support import split, step_request
+from rank_launch import collected
 from safetensors.torch import load_file, save_file
 
 from rlcore.spi import CheckpointError, CloseRequest, ConfigError, LoadStateRequest, SaveStateRequest
 from rlcore_megatron.checkpoints.checkpoint_check import read_metadata
 from rlcore_megatron.checkpoints.distributed_weights import stored_shapes
+
+from ..tiers import each_part
+
+RESUMED = {"pp2/qwen3", "tp2+sp/qwen3", "tp2xpp2/qwen3"}
+"""Layouts whose checkpoints one process resumes."""
+KEPT = {*each_part([name for num_ranks, name in cases(LAYOUTS) if num_ranks < 4]), "pp2/qwen3", "tp2+sp/qwen3"}
+"""Each layout of fewer than four ranks and each family once."""
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +42,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(root: Path) -> Callable[[int], list[dict[str, str]]]:
-    return results_of(root, run_all)
+def results(request: pytest.FixtureRequest, root: Path) -> Callable[[int], list[dict[str, str]]]:
+    """Launch a number of ranks once for the cases of this session. Return each rank's failures."""
+    names = {case["name"] for case in collected(request, "test_layouts_equal_plain_transformers")} | RESUMED
+    return results_of(root, run_all, names)
 
 
-@pytest.mark.wide(keep=[f"{number}-{name}" for number, name in cases(LAYOUTS) if number < 4])
+@pytest.mark.wide(keep=[f"{number}-{name}" for number, name in cases(LAYOUTS) if name in KEPT])
 @pytest.mark.parametrize(("num_ranks", "name"), cases(LAYOUTS))
 def test_layouts_equal_plain_transformers(num_ranks, name, results):
     found = {f"rank {rank}": result[name] for rank, result in enumerate(results(num_ranks)) if result[name]}

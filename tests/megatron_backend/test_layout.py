@@ -13,10 +13,8 @@ Results = list[dict[str, str]]
 ROWS = [(num_ranks, name) for num_ranks in WORLD_SIZES for name in cases(num_ranks)]
 FOUR_RANKS = (
     "tp2xpp2/gemma2/packed",
-    "tp2xcp2/qwen2/packed",
     "tp4/qwen2/packed",
     "tp2xep2/glm4_moe/packed",
-    "pp2xvpp2xdp2/qwen3/packed",
     "pp2xdp2/mixed/auxiliary",
 )
 """Layouts that need more than two ranks: two dimensions at a time, and ranks that share a key head."""

@@ -22,7 +22,6 @@ KEPT = (
     "tp2/qwen3_5_text/muon",
     "ep2/qwen3_moe/muon",
     "pp2/qwen3_moe/mixed",
-    "tp2xdp2/qwen2/mixed",
     "tp4/qwen2/mixed",
     "tp2xep2/qwen3_moe/mixed",
 )

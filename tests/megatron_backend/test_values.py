@@ -7,11 +7,17 @@ import pytest
 from attrs import evolve
 from lora_cases import cases, results_of
 from megatron_value_cases import LAYOUTS, run_all
+from rank_launch import collected
 from value_cases import prepare
 
 from rlcore.spi import CheckContext, ModelSpec
 from rlcore_megatron.checks.check import check
 from rlcore_megatron.setup.config import MegatronConfig
+
+from ..tiers import each_part
+
+KEPT = {*each_part([name for num_ranks, name in cases(LAYOUTS) if num_ranks < 4])}
+"""Each layout of fewer than four ranks and each family once."""
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +28,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(root: Path) -> Callable[[int], list[dict[str, str]]]:
-    return results_of(root, run_all)
+def results(request: pytest.FixtureRequest, root: Path) -> Callable[[int], list[dict[str, str]]]:
+    """Launch a number of ranks once for the cases of this session. Return each rank's failures."""
+    names = {case["name"] for case in collected(request, "test_layouts_equal_plain_transformers")}
+    return results_of(root, run_all, names)
 
 
-@pytest.mark.wide(keep=[f"{number}-{name}" for number, name in cases(LAYOUTS) if number < 4])
+@pytest.mark.wide(keep=[f"{number}-{name}" for number, name in cases(LAYOUTS) if name in KEPT])
 @pytest.mark.parametrize(("num_ranks", "name"), cases(LAYOUTS))
 def test_layouts_equal_plain_transformers(num_ranks, name, results):
     found = {f"rank {rank}": result[name] for rank, result in enumerate(results(num_ranks)) if result[name]}

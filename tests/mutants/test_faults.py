@@ -19,7 +19,7 @@ def named(fault: Fault) -> str:
     return fault.name.replace(" ", "-")
 
 
-@pytest.mark.wide(sample=4)
+@pytest.mark.wide(sample=2)
 @pytest.mark.parametrize("fault", FAULTS, ids=named)
 def test_a_fault_between_the_parts_is_found(fault: Fault, server: Server, tmp_path: Path) -> None:
     outcome = server.judge(fault.module, fault.line, fault.planted, fault.killer, tmp_path)

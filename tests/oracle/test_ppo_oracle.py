@@ -123,7 +123,7 @@ def test_policy_and_critic_are_those_of_the_formulas(trainer: str, model: Path, 
     assert_right(in_folder, model, f"trainer.name={trainer}")
 
 
-@pytest.mark.wide(keep=["megatron"])
+@pytest.mark.wide  # tests/ray_execution trains critics on two ranks, test_values.py of each trainer holds them to a formula
 @pytest.mark.usefixtures("local_ray")
 @pytest.mark.parametrize("trainer", ["fsdp2", "megatron"])
 def test_so_are_those_of_two_ranks(trainer: str, model: Path, in_folder: Path) -> None:

@@ -60,6 +60,7 @@ def test_a_worker_that_dies_while_training_loses_no_prompt(run: Run, tmp_path: P
     assert_each_prompt_once(tmp_path / "runs" / "run")
 
 
+@pytest.mark.wide  # above a worker dies, and test_pool_failures.py has a rank of the reference
 def test_a_rank_of_the_reference_that_dies_loses_no_prompt(run: Run, tmp_path: Path) -> None:
     """Whoever finds it dead first, the stream or what asks it next: all workers are started anew."""
     log = tmp_path / "runs" / "run" / "logs" / "reference-rank-0.log"
@@ -77,6 +78,7 @@ def test_a_rank_of_the_reference_that_dies_loses_no_prompt(run: Run, tmp_path: P
     assert_each_prompt_once(tmp_path / "runs" / "run")
 
 
+@pytest.mark.wide  # tests/replay has a run that was killed and resumed
 def test_a_replay_has_the_batches_of_the_run_also_where_a_worker_dies(run: Run, tmp_path: Path) -> None:
     """It goes on from its checkpoint, by the file."""
     options = (*OVERLAPPING, "environment.ranked.num_turns=2", "rollout.max_turns=2", "checkpoint.every_n_steps=2")

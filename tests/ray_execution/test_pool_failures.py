@@ -12,7 +12,7 @@ import pytest
 from rlcore.registry.plugin_errors import owner_of
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.train import train
-from rlcore.spi import BoundError, ContractError, NonFiniteError, RefitError, StorageError, WorkerError
+from rlcore.spi import BoundError, ContractError, NonFiniteError, StorageError, WorkerError
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore_ray import calls
 from rlcore_ray.pool_groups import PoolTrainer
@@ -104,6 +104,7 @@ def test_what_all_ranks_raise_is_raised_as_it_is(run: Run, kind: str, monkeypatc
         assert "--resume continues from there" in notes, "nothing was changed, so it is saved"
 
 
+@pytest.mark.wide  # test_pool_stream.py names a generator that hangs, with its line
 def test_a_rank_that_is_late_is_named_with_the_line_where_it_is(run: Run) -> None:
     with pytest.raises(WorkerError) as caught:
         options = ("cluster.call_timeout_s=8", "cluster.max_restarts=0")
@@ -129,9 +130,12 @@ def test_a_rank_that_lags_behind_the_first_is_named_alone(run: Run) -> None:
 def test_ranks_that_disagree_end_the_run(run: Run) -> None:
     with pytest.raises(ContractError, match=r"train_step: rank 1 .* returned .*; expected rank 0's"):
         run(*POOL, *fault("differ", "train_step"))
+
+
+def test_ranks_that_export_other_weights_end_the_run(run: Run) -> None:
+    separate = ("cluster.gpus_per_node=3", 'cluster.placement="separate"', "cluster.generator_gpus_per_node=1")
     with pytest.raises(ContractError, match="export_weights: rank 1 .* rank 0, in 1 tensors"):
-        separate = ("cluster.gpus_per_node=3", 'cluster.placement="separate"', "cluster.generator_gpus_per_node=1")
-        run(*POOL, *separate, "run.name=other", *fault("differ", "export_weights"))
+        run(*POOL, *separate, *fault("differ", "export_weights"))
 
 
 def test_a_refit_that_fails_on_one_rank_is_tried_again_on_all(run: Run, tmp_path: Path, baseline_run: list[Any]) -> None:
@@ -144,8 +148,6 @@ def test_a_refit_that_fails_on_one_rank_is_tried_again_on_all(run: Run, tmp_path
     assert len(notes.texts) == 1
     assert "refit to version 2 failed and is tried again: a refit that fails on purpose" in notes.texts[0]
     assert read_metrics(tmp_path / "runs" / "run") == baseline_run
-    with pytest.raises(RefitError, match="on purpose"):
-        run(*POOL, "run.name=again", "refit.max_attempts=1", *fault("fail_refit", "refit", role="generator"))
 
 
 @pytest.mark.wide(keep=["train_step"])
@@ -214,14 +216,6 @@ def test_whoever_finds_a_rank_gone_that_another_found_first_says_as_much(tmp_pat
     assert re.match(r"rank 1 \(node .*\) died: ", told)
     assert re.search(r"Its last lines:\n  --- .*\n  this is rank 1$", told)
     assert str(later.value) == f"train_step: the workers are gone: {told}"
-
-
-def test_restarts_are_bounded(run: Run) -> None:
-    notes = Notes()
-    with pytest.raises(WorkerError, match="rank 0 .* died") as caught:
-        run(*POOL, "cluster.max_restarts=1", *fault("die", "train_step", rank=0), progress=notes)
-    assert len([text for text in notes.texts if "restart 1 of 1" in text]) == 1
-    assert "The workers had been started anew 1 times (cluster.max_restarts)." in notes_of(caught.value)
 
 
 def test_ctrl_c_saves_a_checkpoint_and_resumes(run: Run, tmp_path: Path, baseline_run: list[Any]) -> None:

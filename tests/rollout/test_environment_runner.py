@@ -447,13 +447,14 @@ def test_a_call_that_was_given_up_ends_no_run_however_long_it_goes_on():
     runner.close()
 
 
-@pytest.mark.parametrize(("blocks_s", "poll_s"), [(0.6, 0.0), (0.6, 0.2), (60.0, 0.2), (60.0, 1.1)])
+@pytest.mark.parametrize(("blocks_s", "poll_s"), [(0.6, 0.0), (0.6, 0.2), (600.0, 0.2), (600.0, 1.1)])
 def test_a_blocking_call_is_late_however_seldom_somebody_looks(blocks_s, poll_s):
     """A generator looks between its own steps, which take long; what the call came to after its time does not count."""
-    released = threading.Event()
+    released, ended = threading.Event(), threading.Event()
 
     def step(_state):
         released.wait(blocks_s)
+        ended.set()
         return done(1.0)
 
     runner, outcomes = EpisodeRunner(StepEnvironment(step), 0.3, "mask"), []
@@ -461,13 +462,13 @@ def test_a_blocking_call_is_late_however_seldom_somebody_looks(blocks_s, poll_s)
     async def begin(calls):
         outcomes.append(await calls.make(runner.step(0, turn(), (0, 1))))
 
-    driven, began = started(runner, begin), time.monotonic()
+    driven = started(runner, begin)
     while True:
         time.sleep(poll_s or 0.8)
         if driven.poll(0.0):
             break
+    assert blocks_s < 1.0 or not ended.is_set(), "it was waited for"
     released.set()
-    assert time.monotonic() - began < 45.0, "it was waited for"
     assert [type(outcome) for outcome in outcomes] == [Failure]
     assert "rollout.environment_timeout_s" in outcomes[0].reason
     runner.close()

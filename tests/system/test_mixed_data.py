@@ -70,7 +70,8 @@ def test_each_set_has_its_share_and_its_environment(mixed: Workplace) -> None:
     assert records[0]["eval/pass@1"] == pytest.approx(mean)
 
 
-@pytest.mark.parametrize("curriculum", [(), ("data.zero_variance_weight=0.1",)])
+@pytest.mark.wide(keep=["curriculum"])  # tests/core/run/data resumes mixes
+@pytest.mark.parametrize("curriculum", [(), ("data.zero_variance_weight=0.1",)], ids=["no curriculum", "curriculum"])
 def test_a_resumed_run_takes_the_same_prompts(mixed: Workplace, curriculum: tuple[str, ...]) -> None:
     whole = mixed.train("mixed.toml", *ALL, *curriculum, "run.name=whole")
     mixed.train("mixed.toml", *ALL, *curriculum, "run.num_steps=2", "evaluation.at_end=false", "run.name=parts")

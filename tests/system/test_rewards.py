@@ -126,6 +126,7 @@ def test_they_teach_where_each_part_is_compared(place: Workplace) -> None:
         assert line["zero_advantage_groups"] == 0
 
 
+@pytest.mark.wide  # the driver calls the functions, and test_cluster.py trains with workers
 def test_workers_on_ray_get_the_same_rewards(place: Workplace) -> None:
     alone = place.train("recipes/rewarded.toml", "run.name=alone", "run.num_steps=1")
     cluster = place.train("recipes/rewarded.toml", "run.name=cluster", "run.num_steps=1", "cluster.gpus_per_node=1")

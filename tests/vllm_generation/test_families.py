@@ -64,6 +64,7 @@ def spoiled(load, name, factor):
     return load_spoiled
 
 
+@pytest.mark.wide(keep=["samples", "a fused tensor"])
 @pytest.mark.parametrize(
     ("name", "factor", "reason"),
     [
@@ -71,6 +72,7 @@ def spoiled(load, name, factor):
         ("model.layers.1.self_attn.k_proj.weight", 1 + 1e-6, "model.layers.1.self_attn.qkv_proj.weight of 1"),
         ("model.norm.weight", 1 + 1e-6, "model.norm.weight of 1"),
     ],
+    ids=["samples", "a fused tensor", "a tensor by itself"],
 )
 def test_a_wrong_refit_is_found(name, factor, reason, engine, families, tmp_path, monkeypatch):
     """By samples, and where these hardly change by the digests of what the engine holds, also of fused and packed tensors."""

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,14 +19,14 @@ import os, signal, subprocess, time
 def handle(argument, request):
     if request == "hang":
         subprocess.Popen(["sleep", "60"])
-        time.sleep(60)
+        time.sleep(600)
     if request == "die":
         os.kill(os.getpid(), signal.SIGSEGV)
     if request == "die whole":
         with open(__file__ + ".tried", "a") as file:
             file.write("x")
         os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(60)
+        time.sleep(600)
     print("printed")
     return (argument, request, os.getppid())
 
@@ -102,9 +101,7 @@ def test_closing_ends_what_hangs(pool: WorkerPool) -> None:
         await asyncio.to_thread(pool.close)
         return await call
 
-    start = time.monotonic()
     assert asyncio.run(closed()) == Ended(-signal.SIGKILL)
-    assert time.monotonic() - start < 50
 
 
 def test_what_cannot_be_sent_is_an_error_and_costs_nothing_else(pool: WorkerPool) -> None:

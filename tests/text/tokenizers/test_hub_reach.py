@@ -13,7 +13,8 @@ from huggingface_hub import constants
 
 from rlcore.config.model import ModelConfig
 from rlcore.spi import ModelError
-from rlcore_text.tokenizers.hub_reach import WAITS_S, hub_problem, is_here, why_unreachable
+from rlcore_text.tokenizers import hub_reach
+from rlcore_text.tokenizers.hub_reach import hub_problem, is_here, why_unreachable
 from rlcore_text.tokenizers.tokenizer import load_tokenizer
 
 
@@ -23,6 +24,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub_reach, "WAITS_S", (0.1, 0.2))
 
 
 @contextmanager
@@ -60,7 +62,7 @@ def test_one_that_refuses_is_tried_again_for_a_moment(monkeypatch: pytest.Monkey
     start = time.monotonic()
     refused = f"[Errno {errno.ECONNREFUSED}] Connect call failed ('127.0.0.1', {closed})"
     assert why_unreachable() == f"http://127.0.0.1:{closed}/mirror: {refused}"
-    assert time.monotonic() - start >= sum(WAITS_S)
+    assert time.monotonic() - start >= sum(hub_reach.WAITS_S)
 
 
 def test_no_answer_is_waited_for_as_long_as_the_hubs_own_setting_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +90,7 @@ def test_a_proxy_that_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
 
         def answer() -> None:
-            for _ in range(1 + len(WAITS_S)):
+            for _ in range(1 + len(hub_reach.WAITS_S)):
                 connection, _ = server.accept()
                 connection.recv(4096)
                 connection.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")

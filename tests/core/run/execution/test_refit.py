@@ -181,6 +181,17 @@ def test_what_a_run_says_of_its_recipe_and_its_data_it_says_once(run: Run, morta
     ]
 
 
+def test_restarts_are_bounded(run: Run, mortal: Registry, cluster: list[str]) -> None:
+    cluster += ["rank 1", "rank 0"]
+    Mortal.dies()
+    notes = Notes()
+    with pytest.raises(WorkerError, match="rank 1 died") as caught:
+        run("cluster.max_restarts=1", registry=mortal, progress=notes)
+    restarts = [text for text in notes.texts if text.startswith("restart ")]
+    assert restarts == ["restart 1 of 1, from the newest checkpoint: build: rank 0 died"]
+    assert caught.value.__notes__ == ["The workers had been started anew 1 times (cluster.max_restarts)."]
+
+
 def test_an_engine_that_fails_again_and_again_is_no_reason_to_start_workers_anew(
     run: Run, mortal: Registry, cluster: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,8 +68,10 @@ def _candidates(config: MegatronConfig, load: Workload, chosen: tuple[str, ...])
     dims = ModelDims.of(load.model)
     for sizes in candidate_sizes(chosen, load, dims):
         resolved = evolve(config, **dict(zip(chosen, sizes, strict=True)))
-        fits = not layout_problems(resolved, load.world_size, load.device, load.model)
-        if fits and not reference_layout_problems(resolved, load.world_size, load.device, load.reference):
+        fits = not layout_problems(resolved, load.world_size, load.device, load.model, load.family)
+        if fits and not reference_layout_problems(
+            resolved, load.world_size, load.device, load.reference, load.reference_family
+        ):
             shares_heads = dims is not None and int(resolved.tensor_parallel) > dims.num_kv_heads
             found = None if dims is None else estimate(dims, resolved, load)
             yield _Candidate(config=resolved, estimate=found, shares_heads=shares_heads)

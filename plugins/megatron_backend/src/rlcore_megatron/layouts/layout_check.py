@@ -29,28 +29,37 @@ LARGEST_NAMED = 64
 
 
 def layout_problems(
-    config: MegatronConfig, world_size: int, device: Literal["cpu", "cuda"], model: Mapping[str, Any] | None = None
+    config: MegatronConfig,
+    world_size: int,
+    device: Literal["cpu", "cuda"],
+    model: Mapping[str, Any] | None = None,
+    family: MegatronFamily | Problem | None = None,
 ) -> list[Problem]:
     """Return a problem for each parallel size that does not divide the ranks or the model, and for each option that the model,
-    the device or float8 rules out; "auto" counts as 1. `model` is its config, or None where that is not at hand yet."""
+    the device or float8 rules out; "auto" counts as 1. `model` is its config, or None where that is not at hand yet. `family`
+    is the model's, or None where it has to be found."""
     problems = [*_rank_problems(config, world_size), *_pipeline_problems(config, device), *_float8_problems(config, device)]
     dims = None if model is None else ModelDims.of(model)
     if dims is not None:
         problems += _model_problems(config, device, dims)
     if model is not None:
-        problems += _feature_problems(config, model)
+        problems += _feature_problems(config, find_family(model, "") if family is None else family)
     return problems
 
 
 def reference_layout_problems(
-    config: MegatronConfig, world_size: int, device: Literal["cpu", "cuda"], model: Mapping[str, Any] | None
+    config: MegatronConfig,
+    world_size: int,
+    device: Literal["cpu", "cuda"],
+    model: Mapping[str, Any] | None,
+    family: MegatronFamily | Problem | None = None,
 ) -> list[Problem]:
     """`layout_problems` of a frozen model in the policy's layout: sizes that divide experts are nothing to one without."""
     dims = None if model is None else ModelDims.of(model)
     if dims is not None and not dims.num_experts:
         config = evolve(config, expert_parallel=1, expert_tensor_parallel=1)
     config = evolve(config, pipeline_layers="even")  # the list is of the policy's layers
-    return layout_problems(config, world_size, device, model)
+    return layout_problems(config, world_size, device, model, family)
 
 
 def family_option_problems(
@@ -95,9 +104,8 @@ def _shared_index_problems(family: MegatronFamily, config: MegatronConfig) -> It
         yield option_problem("pipeline_parallel", found, expected, "Set pipeline_layers, or pipeline_parallel to 1")
 
 
-def _feature_problems(config: MegatronConfig, model: Mapping[str, Any]) -> Iterator[Problem]:
+def _feature_problems(config: MegatronConfig, family: MegatronFamily | Problem) -> Iterator[Problem]:
     """A first part of the pipeline without some of the layers that add a vision tower's features."""
-    family = find_family(model, "")
     if isinstance(family, Problem) or not any(family.deepstack):
         return
     needed = sum(family.deepstack)

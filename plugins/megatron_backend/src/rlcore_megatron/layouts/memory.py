@@ -68,6 +68,11 @@ class Workload:
         """The model's family; a problem where none is known."""
         return find_family(self.model, "")
 
+    @cached_property
+    def reference_family(self) -> MegatronFamily | Problem | None:
+        """The reference's family; a problem where none is known, and None without a reference."""
+        return None if self.reference is None else find_family(self.reference, "")
+
     @property
     def tokens(self) -> int:
         """The number of tokens of the largest microbatch."""
@@ -164,15 +169,14 @@ def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimat
     item = ITEM_BYTES[load.dtype]
     without_head = evolve(config, mtp=False)
     config = config if load.trains else without_head
-    tower = _tower_parameters(load.model)
+    tower = _tower_parameters(load.family)
     trained_tower = 0 if config.freeze == "vision" else tower
     parameters = Parameters.of(dims, config)
     parameters = evolve(parameters, dense=parameters.dense + trained_tower, tables=parameters.tables + trained_tower)
     held = parameters.total
     reference = None if load.reference is None else ModelDims.of(load.reference)
-    unchanged = (
-        0 if reference is None else Parameters.of(reference, without_head).total + _tower_parameters(load.reference or {})
-    )
+    unchanged = 0 if reference is None else Parameters.of(reference, without_head).total
+    unchanged += _tower_parameters(load.reference_family)
     unchanged += tower - trained_tower
     stage = load.world_size // int(config.pipeline_parallel)
     owners = stage // int(config.tensor_parallel)
@@ -201,10 +205,9 @@ def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimat
     )
 
 
-def _tower_parameters(model: Mapping[str, Any]) -> int:
-    """Elements of the vision tower of a model with this config.json, whole on each rank of the first stage."""
-    family = find_family(model, "")
-    return 0 if isinstance(family, Problem) else family.vision_parameters
+def _tower_parameters(family: MegatronFamily | Problem | None) -> int:
+    """Elements of the vision tower of a model of this family, whole on each rank of the first stage."""
+    return family.vision_parameters if isinstance(family, MegatronFamily) else 0
 
 
 def _lent_embedding(dims: ModelDims, config: MegatronConfig) -> float:

@@ -59,9 +59,9 @@ def _changed(context: PlanContext, model: PlannedModel, config: MegatronConfig, 
         if max(changes.get("context_parallel", 1), changes.get("pipeline_parallel", 1)) > MOST:
             continue
         changed = evolve(config, **changes, recompute=recompute)
-        if layout_problems(changed, context.world_size, "cuda", model.config):
+        if layout_problems(changed, context.world_size, "cuda", model.config, load.family):
             continue
-        if not reference_layout_problems(changed, context.world_size, "cuda", load.reference):
+        if not reference_layout_problems(changed, context.world_size, "cuda", load.reference, load.reference_family):
             yield changed
 
 
