@@ -47,7 +47,7 @@ def train(
     InterruptedRun. Nothing that the run has started is left when this returns or raises, but for a thread
     of a function of yours that hangs where Python cannot end it: in a system call, or in a library that is no Python.
     """
-    _require_words(overrides, progress=(progress, get_args(Display)))
+    require_words(overrides, progress=(progress, get_args(Display)))
     given = _given(reward, environment, dataset, ("train",))
     plan = _plan(recipe, overrides, given, evaluating=False, continues=resume)
     with open_display(progress, {}) as shown:
@@ -70,7 +70,7 @@ def evaluate(
     demonstrations; `checkpoint` is one of a run, in place of the recipe's model.
     Everything else is as in `train`.
     """
-    _require_words(overrides, progress=(progress, get_args(Display)))
+    require_words(overrides, progress=(progress, get_args(Display)))
     # Whoever measures alone need not have rows to train on: the same ones stand there.
     given = _given(reward, environment, dataset, ("train", "evaluation"))
     plan = _plan(recipe, overrides, given, evaluating=True, continues=checkpoint is not None)
@@ -85,17 +85,17 @@ def load(run_directory: str | Path) -> Run:
 
 def rows(recipe: Recipe, *overrides: str, split: Split = "train") -> Sequence[Row]:
     """The rows that a run of a recipe reads: those of its environment, or its data."""
-    _require_words(overrides, split=(split, get_args(Split)))
-    return rows_of(prepare(_as_recipe(recipe), overrides), split)
+    require_words(overrides, split=(split, get_args(Split)))
+    return rows_of(prepare(as_recipe(recipe), overrides), split)
 
 
 def _plan(recipe: Recipe, overrides: Sequence[str], given: InProcessOverrides, *, evaluating: bool, continues: bool) -> RunPlan:
-    plan = prepare(_as_recipe(recipe), overrides, evaluating=evaluating, continues=continues, given=given)
+    plan = prepare(as_recipe(recipe), overrides, evaluating=evaluating, continues=continues, given=given)
     require_device(plan)
     return plan
 
 
-def _require_words(overrides: Sequence[object], **words: tuple[object, Sequence[str]]) -> None:
+def require_words(overrides: Sequence[object], **words: tuple[object, Sequence[str]]) -> None:
     """ConfigError where an override is no text, or an argument none of the words that it may be."""
     problems = [
         Problem(path="overrides", found=f"a {type(one).__name__}", expected='texts such as "training.prompts_per_step=8"')
@@ -111,7 +111,8 @@ def _require_words(overrides: Sequence[object], **words: tuple[object, Sequence[
         raise ConfigError(problems)
 
 
-def _as_recipe(recipe: Recipe) -> Path | Mapping[str, Any]:
+def as_recipe(recipe: Recipe) -> Path | Mapping[str, Any]:
+    """The file, or the mapping as TOML would hold it; ConfigError where it is neither."""
     if isinstance(recipe, Mapping):
         if wrong := list(_odd_keys(recipe, "recipe")):
             raise ConfigError(wrong)

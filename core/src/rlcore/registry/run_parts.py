@@ -189,6 +189,15 @@ def call_function(kind: str, *arguments: object, **named: object) -> Any:
     return entry.function(*arguments, **named)
 
 
+def api_function(name: str) -> Callable[..., Any]:
+    """Return `rlcore.NAME` of an installed package. PluginError where none brings it, or it is not usable."""
+    state = named_state(functions("api", name=name), name)
+    if state is None or not state.is_usable or state.entry.function is None:
+        found = f"rlcore.{name} is {'not installed' if state is None else state.text}"
+        raise PluginError(f"{found}. {how_to_install('api', name, ())}")
+    return state.entry.function
+
+
 @frozen(kw_only=True, eq=False)
 class CommandEntry(DescribedEntry):
     """One installed command."""

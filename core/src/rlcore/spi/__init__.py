@@ -54,8 +54,8 @@ NAMES = {
     "observer": "EvaluatedRun LOOP_OBSERVER_GROUP LoopObserverProvider ObserverContext",
     "planning": "PLANNER_GROUP DeviceSpec PlanContext PlanOption",
     "provider": (
-        "ARCHITECTURE_GROUP DISPLAY_GROUP ENTRY_POINT_GROUPS GLOBAL_OBSERVER_GROUP MODEL_CHECK_GROUP OBSERVER_GROUP "
-        "REFERENCE_CACHE_GROUP ROLES SESSION_SERVER_GROUP Provider Role"
+        "API_GROUP ARCHITECTURE_GROUP DISPLAY_GROUP ENTRY_POINT_GROUPS GLOBAL_OBSERVER_GROUP MODEL_CHECK_GROUP "
+        "OBSERVER_GROUP REFERENCE_CACHE_GROUP ROLES SESSION_SERVER_GROUP Provider Role"
     ),
     "sink": "CHART_GROUP EvaluationSink LoggedSample SampleSink Sink SinkContext",
     "text": "TextProvider",

@@ -65,6 +65,8 @@ class AlgorithmNeeds:
     critic: bool = False
     """A second model, with the head "value", is trained beside the policy ([critic] in a recipe): RolloutBatch.batch carries
     the token column `values`, and TrainingBatch.critic_loss trains it. For rollouts alone."""
+    split_step: bool = False
+    """Optimizer steps come in pieces: the trainer needs the capability `split_step`."""
 
 
 @frozen(kw_only=True, eq=False)

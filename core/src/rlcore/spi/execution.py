@@ -115,6 +115,9 @@ class BackendGroup(Protocol):
 class TrainerGroup(BackendGroup, Protocol):
     """All ranks of the trainer: whole batches in, whole results out."""
 
+    def at_temperature(self, temperature: float) -> "TrainerGroup":
+        """Return the same ranks with another temperature of log-probabilities and losses than that of the recipe."""
+
     def train_step(
         self, minibatch: Minibatch, loss: LossSpec, weight_version: int, *, bounds: Mapping[str, float], logprobs: bool
     ) -> tuple[TrainStepResult, Float32Array | None]:

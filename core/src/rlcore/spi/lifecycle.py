@@ -68,6 +68,8 @@ class LoadStateRequest:
     """Restore what save_state(kind="resume") wrote, whatever the layout it was written in and wherever memory lives now."""
 
     directory: Path
+    optimizer: bool = True
+    """False where a trainer is to load the weights and their version alone: its optimizer begins anew."""
 
 
 @frozen(kw_only=True)

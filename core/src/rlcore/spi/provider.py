@@ -37,11 +37,13 @@ core's Progress, which is entered and left where it is a context manager. A run 
 SESSION_SERVER_GROUP = "rlcore.session_servers"
 """Functions or classes, called as function(context) by the collector of agents' episodes, whose package says what the context
 holds and what is returned. A run uses the only one that is installed."""
+API_GROUP = "rlcore.apis"
+"""The function `open` of this group is `rlcore.open`."""
 ARCHITECTURE_GROUP = "rlcore.architectures"
 """Families of models, each under its `model_type`, which backends that are written with torchkit read."""
 
 
-FUNCTION_KINDS = ("importer", "planner", "chart", "session_server", "model_check", "reference_cache", "display")
+FUNCTION_KINDS = ("importer", "planner", "chart", "session_server", "model_check", "reference_cache", "display", "api")
 """Kinds whose entry points name a function."""
 KINDS = (
     *ROLES,

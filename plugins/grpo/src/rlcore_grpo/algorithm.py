@@ -1,7 +1,5 @@
 """GRPO on the driver: rewards to a training batch."""
 
-from typing import Literal
-
 import numpy as np
 from attrs import evolve
 from numpy.typing import NDArray
@@ -18,6 +16,7 @@ from rlcore_torchkit.rl.advantages import (
     whitened,
 )
 from rlcore_torchkit.rl.covariance import HIGH_COVARIANCE, high_covariance
+from rlcore_torchkit.rl.loss_spec import policy_gradient_spec
 from rlcore_torchkit.rl.shaping import sums_to_go
 
 
@@ -30,7 +29,7 @@ class Grpo:
         self._max_response_tokens = context.max_response_tokens
         in_rewards = bool(config.kl_coefficient) and config.kl_placement != "loss"
         self._loss_config = evolve(self.config, kl_coefficient=0.0) if in_rewards else self.config
-        self._loss = _loss_spec(self._loss_config)
+        self._loss = policy_gradient_spec(self._loss_config)
         self._options: AdvantageOptions = {
             "baseline": config.advantage_baseline,
             "normalisation": config.advantage_normalisation,
@@ -161,19 +160,6 @@ class Grpo:
     def _has_other_terms(self) -> bool:
         """Return whether a sample without an advantage has a gradient all the same."""
         return bool(self._loss_config.kl_coefficient or self._loss_config.entropy_coefficient)
-
-
-def _loss_spec(config: GrpoConfig) -> spi.LossSpec:
-    """The loss, and what it reads with these options."""
-    entropy: Literal["none", "metric", "loss"] = "metric" if config.entropy_metric == "exact" else "none"
-    reference = (spi.REFERENCE_LOGPROBS,) if config.kl_coefficient else ()
-    chosen = (HIGH_COVARIANCE,) if config.chooses_by_covariance else ()
-    return spi.LossSpec(
-        path="rlcore_torchkit.rl.policy_gradient:policy_gradient_loss",
-        config=config,
-        token_columns=(spi.ADVANTAGES, spi.GENERATION_LOGPROBS, *reference, *chosen),
-        entropy="loss" if config.entropy_coefficient else entropy,
-    )
 
 
 def _metrics(rollouts: spi.RolloutBatch, advantages: NDArray[np.float32]) -> dict[str, float]:

@@ -122,6 +122,11 @@ class MinibatchTrainer(ABC):
         )
         return self._train(request, minibatch)
 
+    def at_temperature(self, temperature: float) -> Any:
+        """See TrainerGroup. Subclasses are attrs classes."""
+        trainer: Any = self
+        return evolve(trainer, temperature=temperature)
+
     def logprobs(
         self, batch: spi.TokenBatch, sequences: Int64Array, model: Literal["policy", "reference"], weight_version: int
     ) -> Float32Array:

@@ -218,6 +218,8 @@ def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
         needs[capabilities.PREVIOUS_LOGPROBS] = f"algorithm {recipe.algorithm.name!r} compares with the start of the step"
     if recipe.schedule.decay != "constant" or recipe.schedule.warmup_steps:
         needs[capabilities.SCHEDULE_STEP] = "[schedule] changes the learning rate over the run"
+    if algorithm.needs.split_step:
+        needs[capabilities.SPLIT_STEP] = f"algorithm {recipe.algorithm.name!r} makes optimizer steps in pieces"
     num_ranks = 1 if recipe.cluster is None else max(recipe.cluster.world_size, recipe.cluster.num_reference_ranks)
     if num_ranks > 1:
         needs[capabilities.MULTI_RANK] = f"[cluster] has {num_ranks} ranks"

@@ -112,13 +112,12 @@ class RunSaver:
         others = (self.backends.critic, self.backends.generator)
         return self.backends.trainer.is_usable and all(other is None or other.is_usable for other in others)
 
-    def load(self, checkpoint: Path, state: LoopState) -> None:
+    def load(self, checkpoint: Path, state: LoopState, *, optimizer: bool = True) -> None:
         """Bring trainer, critic and generator to a checkpoint of this model and trainer."""
         of_critic = (("critic", self.backends.critic, state.critic_version),)
         for name, group, expected in (("trainer", self.backends.trainer, state.weight_version), *of_critic):
-            found = (
-                expected if group is None else group.load_state(LoadStateRequest(directory=checkpoint / name)).weight_version
-            )
+            request = LoadStateRequest(directory=checkpoint / name, optimizer=optimizer)
+            found = expected if group is None else group.load_state(request).weight_version
             if found != expected:
                 raise CheckpointError(f"{checkpoint / name} holds weights of version {found}; its loop.json says {expected}")
         if self.backends.generator is not None and (checkpoint / "generator").is_dir():
@@ -129,9 +128,9 @@ class RunSaver:
         name = {"hf": "model", "peft": "adapter"}[kind]
         return self._export(self.backends.trainer, self.directory.path / name, kind)
 
-    def export_to(self, final: Path) -> Path:
-        """The model in the Hugging Face format, as this directory."""
-        return self._export(self.backends.trainer, final, "hf")
+    def export_to(self, final: Path, kind: Literal["hf", "peft"] = "hf") -> Path:
+        """The model in the Hugging Face format, or its adapters in PEFT's, as this directory."""
+        return self._export(self.backends.trainer, final, kind)
 
     def export_critic(self) -> Path:
         """The Hugging Face directory `critic`, as of the model."""

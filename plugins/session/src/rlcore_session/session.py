@@ -1,0 +1,320 @@
+"""The session: sampling, gradients, updates, and the weights' way from trainer to generator."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+
+import numpy as np
+
+from rlcore.run.execution.context import execution
+from rlcore.run.execution.weight_sync import GeneratorSync, weight_sync_of
+from rlcore.run.interrupt import InterruptGuard
+from rlcore.run.plan.channel import separate
+from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.report.timing import PhaseClock
+from rlcore.spi import GlobalCounts, LossSpec, Problem, TokenBatch, Tokenizer, WorkerError
+from rlcore.spi.arrays import Float32Array
+from rlcore.spi.execution import Backends
+from rlcore_session.batches import Limits, data_batch, tokens_batch
+from rlcore_session.errors import CallError
+from rlcore_session.losses import Derivatives
+from rlcore_session.plan import Notes
+from rlcore_session.prompts import Requests, SampleOptions
+from rlcore_session.records import Completion, Datum, Gradients, Update
+from rlcore_session.sampler import SampleCall, Sampler
+from rlcore_session.storage import Storage
+from rlcore_session.threads import CallThread
+from rlcore_session.training import Training
+
+if TYPE_CHECKING:
+    from rlcore_session.asynchronous import AsyncSession
+
+ResultT = TypeVar("ResultT")
+
+
+class Session:
+    """A model that samples and trains. `rlcore.open` makes it; it is a context manager.
+
+    Every call waits for its result; `asynchronous` has the same calls as coroutines. One thread executes the calls of the
+    trainer in their order. Samples are generated beside them where trainer and generator have devices of their own; else they
+    take turns. Calls may come from several threads.
+    """
+
+    def __init__(self, plan: RunPlan, tokenizer: Tokenizer, vocab_size: int | None) -> None:
+        """Start trainer and generator, and bring the generator to the trainer's weights, version 0."""
+        self.plan = plan
+        """The checked recipe with its plugins."""
+        self.tokenizer = tokenizer
+        """The model's tokenizer."""
+        self._limits = Limits(max_sequence_length=plan.recipe.rollout.max_sequence_length, vocab_size=vocab_size)
+        self._numbers = count()
+        self._closed = False
+        self._lost: WorkerError | None = None
+        self._stack = ExitStack()
+        self._trainer_thread = CallThread("rlcore trainer")
+        self._generator_thread = CallThread("rlcore generator") if separate(plan.recipe) else self._trainer_thread
+        try:
+            self._trainer_thread.run(self._start)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        plan, notes = self.plan, Notes()
+        opened = self._stack.enter_context(execution(plan, self.tokenizer, None, notes))
+        backends: Backends = self._stack.enter_context(opened())
+        assert backends.generator is not None, "the plan of a session has a generator"
+        weights = weight_sync_of(plan, backends, PhaseClock(notes), notes, InterruptGuard())
+        assert isinstance(weights, GeneratorSync), "of a plan with a generator"
+        # A generator that held the trainer's own tensors would change with each update, not with each sync.
+        weights.refitter.may_alias = False
+        self._weights, self._generator = weights, backends.generator
+        self._training = Training(backends=backends, weights=weights, recipe=plan.recipe)
+        self._storage = Storage(plan=plan, backends=backends, tokenizer=self.tokenizer)
+        self._sampler = Sampler(backends.generator)
+        self._requests = Requests(
+            recipe=plan.recipe, tokenizer=self.tokenizer, limits=self._limits, generator=backends.generator
+        )
+        weights.refit(0)
+
+    @property
+    def weight_version(self) -> int:
+        """Return the version of the trainer's weights: updates since the model's beginning."""
+        return self._training.version
+
+    @property
+    def sampler_version(self) -> int:
+        """Return the version of the weights that `sample` uses: that of the last `sync`."""
+        return self._sampler.version
+
+    @property
+    def asynchronous(self) -> "AsyncSession":
+        """Return the same session, whose calls are coroutines."""
+        from rlcore_session.asynchronous import AsyncSession
+
+        return AsyncSession(self)
+
+    def sample(
+        self,
+        prompts: Sequence[Any],
+        *,
+        num_samples: int = 1,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+    ) -> list[list[Completion]]:
+        """Sample completions of prompts: a list of `num_samples` for each.
+
+        A prompt is a text, a chat (a list of messages), or a list of token ids. What is None is what [rollout] says. The same
+        seed and weights give the same samples; without one the seeds follow from run.seed and the number of the call.
+        """
+        options = SampleOptions(
+            num_samples=num_samples,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            stop=stop,
+            seed=seed,
+        )
+        call = self.begin_sampling(prompts, options)
+        if self._generator_thread.is_current:
+            self._generate()
+        return grouped(call.result(), num_samples)
+
+    def begin_sampling(self, prompts: Sequence[Any], options: SampleOptions) -> "Future[list[Completion]]":
+        """Return the future of the samples of a call, those of a prompt adjacent."""
+        self._require_open()
+        call = SampleCall(self._requests.request(prompts, options, next(self._numbers)))
+        self._sampler.add(call)
+        self._generator_thread.submit(self._generate)
+        return call.future
+
+    def logprobs(
+        self, sequences: Sequence[Any], *, model: Literal["policy", "reference"] = "policy", temperature: float = 1.0
+    ) -> list[Float32Array]:
+        """Log-probabilities of the tokens of sequences, float32 [T] each, 0.0 at first tokens.
+
+        `model` "reference" needs `rlcore.open(…, reference=True)`. Logits are divided by `temperature`.
+        """
+        self._require_open()
+        if model not in ("policy", "reference"):
+            raise CallError([Problem(path="model", found=repr(model), expected='"policy" or "reference"')])
+        if model == "reference" and not self.plan.algorithm.needs.reference_logprobs:
+            expected = "rlcore.open(…, reference=True)"
+            raise CallError([Problem(path="model", found='"reference", in a session without one', expected=expected)])
+        batch = tokens_batch(sequences, self._limits)
+        return self._in_order(lambda: self._training.logprobs(batch, model, temperature))
+
+    def forward_backward(
+        self,
+        data: Sequence[Datum] | TokenBatch,
+        loss: str | LossSpec | Derivatives = "cross_entropy",
+        *,
+        config: Any = None,
+        counts: GlobalCounts | None = None,
+        temperature: float = 1.0,
+    ) -> Gradients:
+        """Compute the gradients of a loss and add them to those of earlier calls, until `optim_step` applies them.
+
+        `loss` is a name, a path `package.module:function` of a loss as algorithms have, a LossSpec, or a function. The function
+        gets the log-probabilities of each sequence, float32 [T], and returns its loss's derivatives by them. `config` has the
+        options of a named loss, or the object that a path's function gets. The loss divides by `counts`; None counts the loss
+        tokens and sequences of this call. Logits are divided by `temperature`. An error drops all gradients, unless it is a
+        CallError.
+        """
+        self._require_open()
+        batch = data_batch(data, self._limits)
+        return self._in_order(lambda: self._training.forward_backward(batch, loss, config, counts, temperature))
+
+    def optim_step(
+        self,
+        *,
+        learning_rate: float | None = None,
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
+        max_grad_norm: float | None = None,
+    ) -> Update:
+        """Update the weights with the gradients held. What is None is what [optimizer] and [schedule] say.
+
+        A gradient that is NaN or infinite raises NonFiniteError: the weights stay, and the gradients are dropped.
+        """
+        settings = {
+            "learning_rate": learning_rate,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "max_grad_norm": max_grad_norm,
+        }
+        return self._in_order(lambda: self._training.optim_step(settings))
+
+    def sync(self) -> int:
+        """Bring the generator to the trainer's weights, proven by their digests, and return their version."""
+        return self._in_order(self._sync)
+
+    def save(self, directory: str | Path) -> Path:
+        """Write a checkpoint below a directory and return its path: weights, optimizer and version. Gradients are not in it."""
+        return self._in_order(lambda: self._storage.save(Path(directory), self._training.to_save()))
+
+    def load(self, directory: str | Path, optimizer: bool = True) -> int:
+        """Load a checkpoint of `save` or of a run, or the newest below a directory, sync, and return its version.
+
+        With `optimizer` False the optimizer begins anew.
+        """
+        return self._in_order(lambda: self._load(Path(directory), optimizer))
+
+    def export(self, directory: str | Path, kind: Literal["hf", "peft"] = "hf") -> Path:
+        """Write the model as a new directory in the Hugging Face format, or with "peft" its adapters in PEFT's."""
+        return self._in_order(lambda: self._storage.export(Path(directory), kind, self._training.to_save))
+
+    def close(self) -> None:
+        """End trainer and generator behind the calls under way. A closed session takes no further calls."""
+        if self._trainer_thread.is_closed:
+            return
+        self._closed = True
+        if self._generator_thread is not self._trainer_thread:
+            self._generator_thread.close()
+        try:
+            self._trainer_thread.run(self._stack.close)
+        finally:
+            self._trainer_thread.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def submit(self, call: Callable[[], ResultT]) -> "Future[ResultT]":
+        """Return the future of a call in the trainer's thread."""
+        self._require_open()
+        if self._takes_turns:
+            self._sampler.end_turn()
+        return self._trainer_thread.submit(call)
+
+    def _in_order(self, call: Callable[[], ResultT]) -> ResultT:
+        """Return the result of a call in the trainer's thread, behind those that came before."""
+
+        def watched() -> ResultT:
+            with self._watched():
+                return call()
+
+        return watched() if self._trainer_thread.is_current else self.submit(watched).result()
+
+    @property
+    def _takes_turns(self) -> bool:
+        """Return whether trainer and generator have one thread."""
+        return self._generator_thread is self._trainer_thread
+
+    def _sync(self) -> int:
+        self._training.require_no_gradients("sync")
+        version = self._training.version
+        self._sampler.end_turn()
+        # The generator's thread has no stream under way then; the trainer's waits meanwhile.
+        self._generator_thread.run(lambda: self._weights.refit(version))
+        self._sampler.version = version
+        return version
+
+    def _load(self, directory: Path, optimizer: bool) -> int:
+        self._training.begin_load()
+        self._training.version = self._storage.load(directory, optimizer=optimizer)
+        self._weights.forget()
+        return self._sync()
+
+    def _generate(self) -> None:
+        """Answer the calls for samples that wait."""
+        self._sampler.answer(self._generating)
+
+    def _generating(self, stream: Callable[[], None]) -> None:
+        with self._watched():
+            if not self._takes_turns:
+                stream()
+                return
+            self._training.require_no_gradients("sample")
+            self._weights.generating(stream, self._sampler.version, before_change=self._require_same_weights)
+
+    def _require_same_weights(self) -> None:
+        """CallError where the generator has lost weights that the trainer holds no more."""
+        sampler, trainer = self._sampler.version, self._training.version
+        if sampler != trainer:
+            found = f"version {sampler} gone from the generator, and version {trainer} in the trainer"
+            remedy = "Call sync() after optim_step. With offload.generator_sleep_mode = false the generator keeps its weights."
+            raise CallError([Problem(path="sample", found=found, expected="the weights of the last sync", remedy=remedy)])
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """A call of the backends. An error after which their state is not known is the session's end."""
+        self._require_open(closing=True)
+        try:
+            yield
+        except BaseException as error:
+            usable = self._training.is_usable and self._generator.is_usable
+            if isinstance(error, WorkerError) or not usable:
+                lost = (
+                    f"The session is lost with it: weights of version {self._training.version}, the optimizer's state"
+                    f"{self._training.gradients_text}. {self._storage.last_saved_text} Close it, and open another"
+                )
+                error.add_note(lost)
+                self._lost = WorkerError(f"the session is lost, by {type(error).__name__}: {error}\n{lost}")
+            raise
+
+    def _require_open(self, *, closing: bool = False) -> None:
+        """Raise where the session takes no calls; with `closing` those that came before its end go on."""
+        if self._lost is not None:
+            raise WorkerError(str(self._lost))
+        if self._closed and not closing:
+            found, remedy = "a call of a closed session", "Open another with rlcore.open."
+            raise CallError([Problem(path="session", found=found, expected="an open one", remedy=remedy)])
+
+
+def grouped(completions: Sequence[Completion], size: int) -> list[list[Completion]]:
+    """Return the samples of each prompt, `size` each."""
+    return [list(completions[start : start + size]) for start in range(0, len(completions), size)]
