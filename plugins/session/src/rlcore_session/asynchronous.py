@@ -45,6 +45,7 @@ class AsyncSession:
         top_k: int | None = None,
         top_p: float | None = None,
         stop: str | Sequence[str] = (),
+        stop_token_ids: Sequence[int] | None = None,
         seed: int | None = None,
     ) -> list[list[Completion]]:
         """See Session."""
@@ -55,6 +56,7 @@ class AsyncSession:
             top_k=top_k,
             top_p=top_p,
             stop=stop,
+            stop_token_ids=stop_token_ids,
             seed=seed,
         )
         return grouped(await asyncio.wrap_future(self.session.begin_sampling(prompts, options)), num_samples)

@@ -56,7 +56,7 @@ class SessionOverrides(InProcessOverrides):
     def in_place(self, raw: RawRecipe) -> RawRecipe:
         """The recipe with a session's own algorithm."""
         values = copy.deepcopy(dict(raw.values))
-        self.left_out += self._taken_out(values)
+        self.left_out.extend(self._taken_out(values))
         values["algorithm"] = {"name": "session", "session": {"opened": True, "reference": self.reference}}
         values["environment"] = {"name": PYTHON}
         values["data"] = {"train": {"source": PYTHON}}

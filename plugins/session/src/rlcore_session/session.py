@@ -108,6 +108,7 @@ class Session:
         top_k: int | None = None,
         top_p: float | None = None,
         stop: str | Sequence[str] = (),
+        stop_token_ids: Sequence[int] | None = None,
         seed: int | None = None,
     ) -> list[list[Completion]]:
         """Sample completions of prompts: a list of `num_samples` for each.
@@ -122,6 +123,7 @@ class Session:
             top_k=top_k,
             top_p=top_p,
             stop=stop,
+            stop_token_ids=stop_token_ids,
             seed=seed,
         )
         call = self.begin_sampling(prompts, options)
@@ -195,6 +197,10 @@ class Session:
             "max_grad_norm": max_grad_norm,
         }
         return self._in_order(lambda: self._training.optim_step(settings))
+
+    def drop_gradients(self) -> None:
+        """Drop the gradients held, so that the next `forward_backward` begins a step."""
+        self.in_order(self._training.drop_gradients)
 
     def sync(self) -> int:
         """Bring the generator to the trainer's weights, proven by their digests, and return their version."""

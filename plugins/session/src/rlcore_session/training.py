@@ -113,6 +113,10 @@ class Training:
             metrics=dict(result.metrics),
         )
 
+    def drop_gradients(self) -> None:
+        """Forget the gradients held: the trainer drops them as the next piece begins a step."""
+        self.pieces = 0
+
     def to_save(self) -> int:
         """Move the trainer to where it can be saved, and return its version."""
         self.weights.make_room_to_save()

@@ -1,8 +1,8 @@
-"""What the server needs of a session of rlcore, and the calls that it makes there off its event loop."""
+"""The methods of a session of rlcore that the server calls."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from rlcore.spi import FinishReason, LossSpec, TokenBatch
 from rlcore.spi.arrays import Float32Array, Int32Array
@@ -56,10 +56,10 @@ class StepUpdate(Protocol):
         """The trainer's own figures."""
 
 
-class TrainingSession(Protocol):
-    """An open session: rlcore_session.Session, whose methods may be called from any thread."""
+class AsyncSamplingSession(Protocol):
+    """The coroutines of a session: rlcore_session.AsyncSession."""
 
-    def sample(
+    async def sample(
         self,
         prompts: Sequence[Sequence[int]],
         *,
@@ -69,15 +69,27 @@ class TrainingSession(Protocol):
         top_k: int,
         top_p: float,
         stop: Sequence[str],
+        stop_token_ids: Sequence[int] | None,
         seed: int | None,
     ) -> Sequence[Sequence[SampledCompletion]]:
         """Return the samples of each prompt."""
 
-    def logprobs(self, sequences: Sequence[Sequence[int]], *, model: str) -> Sequence[Float32Array]:
+
+class TrainingSession(Protocol):
+    """An open session: rlcore_session.Session, whose methods may be called from any thread."""
+
+    @property
+    def asynchronous(self) -> AsyncSamplingSession:
+        """The session's coroutines."""
+
+    def logprobs(self, sequences: Sequence[Sequence[int]], *, model: Literal["policy", "reference"]) -> Sequence[Float32Array]:
         """Return the log-probabilities of each sequence's tokens."""
 
     def forward_backward(self, data: TokenBatch, loss: LossSpec) -> PieceGradients:
         """Add the gradients of the data to those of the step."""
+
+    def drop_gradients(self) -> None:
+        """Drop the gradients of the step."""
 
     def optim_step(
         self, *, learning_rate: float, betas: tuple[float, float], eps: float, weight_decay: float, max_grad_norm: float
@@ -91,10 +103,7 @@ class TrainingSession(Protocol):
         """Write the trainer's state."""
 
     def load(self, directory: Path, optimizer: bool) -> Any:
-        """Read the trainer's state. Gradients are dropped."""
+        """Read the trainer's state, and bring its weights to the generator. Gradients are dropped."""
 
-    def export(self, directory: Path, kind: str) -> Any:
+    def export(self, directory: Path, kind: Literal["hf", "peft"]) -> Any:
         """Write the weights as a model directory, or as an adapter of PEFT."""
-
-    def close(self) -> None:
-        """Free everything."""

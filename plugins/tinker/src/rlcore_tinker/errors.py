@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from rlcore import spi
+from rlcore.schema.problem import ProblemsError
 
 Category = Literal["user", "server"]
 MAX_PROBLEMS = 20
 """Most problems of one request that a message lists."""
-USER_ERRORS = (spi.ContractError, spi.NonFiniteError, spi.BoundError, spi.ConfigError, spi.DataError, spi.CheckpointError)
+USER_ERRORS = (ProblemsError, spi.ContractError, spi.NonFiniteError, spi.BoundError, spi.DataError, spi.CheckpointError)
 """Errors of the session that a request caused."""
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from attrs import define, frozen
 
 from rlcore.spi import FinishReason
-from rlcore.spi.arrays import Float32Array
+from rlcore.spi.arrays import Float32Array, Int32Array
 from rlcore_tinker.backend import SampledCompletion
 from rlcore_tinker.errors import RequestError, as_request_error
 from rlcore_tinker.fields import Fields, tokens_of
@@ -185,7 +185,7 @@ class Samplers:
                 )
             (logprobs,) = await self._weights.logprobs(wanted, [prompt]) if len(prompt) > 1 else (np.zeros(1, np.float32),)
             if params.only_scores and not self._weights.generates(wanted):
-                return Result.proto(_response([], params, logprobs))
+                return Result.proto(_response([_Nothing()], params, logprobs))
         async with self._weights.sampling(wanted) as session:
             (samples,) = await session.asynchronous.sample(
                 [prompt],
@@ -199,6 +199,15 @@ class Samplers:
                 seed=params.seed,
             )
         return Result.proto(_response(list(samples), params, logprobs))
+
+
+@frozen(kw_only=True, eq=False)
+class _Nothing:
+    """A sample of no tokens, which stands in a reply that only has log-probabilities of the prompt."""
+
+    tokens: Int32Array = np.zeros(0, np.int32)
+    logprobs: Float32Array = np.zeros(0, np.float32)
+    finish_reason: FinishReason = FinishReason.LENGTH
 
 
 def new_sampler_id(session_id: str) -> str:

@@ -19,6 +19,7 @@ from rlcore_tinker.loss_table import (
     COLUMNS,
     RATIO_INPUT,
     TARGETS_INPUT,
+    TOKEN_WEIGHTS,
     WEIGHTS_INPUT,
     Loss,
     find_loss,
@@ -216,13 +217,11 @@ def _array(path: str, tensor: Any, problems: list[str]) -> AnyArray | None:
 
 
 def _pack(data: Sequence[_Datum], loss: Loss) -> TokenBatch:
+    """The batch of the data. Where no token takes part in the loss, one does with weight 0.0: a trainer needs one."""
     packed = RaggedTokens.from_lists([one.tokens.tolist() for one in data])
     first = [np.zeros(1, np.float32)]
-    return TokenBatch(
-        tokens=packed.tokens,
-        offsets=packed.offsets,
-        loss_mask=np.concatenate([part for one in data for part in (np.zeros(1, np.bool_), one.active)]),
-        token_columns={
-            name: np.concatenate([part for one in data for part in (*first, one.columns[name])]) for name in loss.columns
-        },
-    )
+    mask = np.concatenate([part for one in data for part in (np.zeros(1, np.bool_), one.active)])
+    columns = {name: np.concatenate([part for one in data for part in (*first, one.columns[name])]) for name in loss.columns}
+    if not mask.any():
+        mask[1], columns[TOKEN_WEIGHTS][1] = True, 0.0
+    return TokenBatch(tokens=packed.tokens, offsets=packed.offsets, loss_mask=mask, token_columns=columns)

@@ -93,7 +93,9 @@ class TrainingModel:
         failure, num_pieces = self.failure, self.num_pieces
         self.failure, self.num_pieces = None, 0
         if failure is not None:
-            self.weights.has_gradients(found=False)
+            async with self.weights.training() as session:
+                await off_loop(session.drop_gradients)
+                self.weights.has_gradients(found=False)
             raise RequestError(
                 f"optim_step: found a forward_backward since the last step that failed, so that its gradients are not whole; they "
                 f"are dropped and the weights are as they were. Send all data of the step again. The error was: {failure}"
@@ -146,7 +148,7 @@ class TrainingModel:
 
     async def _backward(self, piece: TrainingPiece) -> tuple[float, dict[str, float], Sequence[Float32Array]]:
         async with self.weights.training() as session:
-            if self.failure is not None:  # the session dropped the gradients before it, and this piece alone is no step
+            if self.failure is not None:  # the step has no whole gradient any more
                 raise RequestError(f"forward_backward: an earlier one of this step failed, and this one adds nothing: {self.failure}")
             gradients = await off_loop(session.forward_backward, piece.batch, piece.loss.spec(piece.config))
             self.num_pieces += 1

@@ -144,8 +144,8 @@ class Weights:
             async with self._trainer:
                 is_reference = wanted.name == BASE and self._has_reference
                 if is_reference or wanted.name == self._in_trainer:
-                    model = "policy" if wanted.name == self._in_trainer else "reference"
-                    return await off_loop(self._session.logprobs, sequences, model=model)
+                    is_policy = wanted.name == self._in_trainer
+                    return await off_loop(self._session.logprobs, sequences, model="policy" if is_policy else "reference")
             async with self._generator.alone(), self._trainer:
                 await self._to_trainer(wanted)
 
