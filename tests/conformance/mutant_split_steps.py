@@ -57,6 +57,13 @@ class AbandonedStepInTheNextWholeOne(FakeTrainer):
         return loss, metrics, {name: grad + self.left.get(name, 0.0) for name, grad in grads.items()}
 
 
+@killed_by("test_load_without_the_optimizer_begins_it_anew")
+class OptimizerLoadedUnasked(FakeTrainer):
+    @hookimpl
+    def load_state(self, request):
+        return super().load_state(evolve(request, optimizer=True))
+
+
 @killed_by("test_failed_piece_drops_all")
 class InfiniteLossTaken(FakeTrainer):
     def accumulate(self, request):

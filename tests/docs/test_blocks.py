@@ -19,6 +19,7 @@ RUN_BY = {
     "docs/design.md": "tests/docs/test_design_document.py",
     "docs/inspect.md": "tests/system/test_checkpoint_evaluation.py",
     "docs/moving.md": "tests/docs/test_moving_document.py",
+    "docs/own-loop.md": "tests/session/test_own_loop_document.py",
     "docs/plugins.md": "tests/docs/test_plugin_examples.py",
     "docs/python.md": "tests/docs/test_python_document.py",
     "docs/quickstart.md": "tests/docs/test_recipe_documents.py",

@@ -134,6 +134,7 @@ class TrainerHandle(BackendHandle):
 
     def load_state(self, request: LoadStateRequest) -> LoadStateResult:
         """Restore a state; gradients of pieces are dropped."""
+        self._require_capabilities("load_state", {capabilities.SPLIT_STEP: not request.optimizer})
         self._pieces = 0
         return super().load_state(request)
 

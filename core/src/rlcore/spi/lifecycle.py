@@ -69,7 +69,7 @@ class LoadStateRequest:
 
     directory: Path
     optimizer: bool = True
-    """False where a trainer is to load the weights and their version alone: its optimizer begins anew."""
+    """False where a trainer loads the weights and their version alone, and its optimizer begins anew. Needs `split_step`."""
 
 
 @frozen(kw_only=True)

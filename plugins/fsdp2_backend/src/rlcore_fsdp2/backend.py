@@ -195,6 +195,8 @@ class Fsdp2Backend:
     def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
         with self._residency.resident(self._move):
             self._weight_version = checkpoint.load(request.directory, self.policy, self._optimizer)
+            if not request.optimizer:
+                self._optimizer.state.clear()  # as before the first step
             if self.adapters is not None:
                 self.adapters.begun = load_reference(request.directory)
             self._refresh()

@@ -112,7 +112,7 @@ def _names(data: Sequence[Datum]) -> tuple[list[str], list[str]]:
     )
 
 
-def _mask(path: str, given: Sequence[bool] | None, length: int) -> tuple[AnyArray, list[Problem]]:
+def _mask(path: str, given: Any, length: int) -> tuple[AnyArray, list[Problem]]:
     """bool [T], and what is wrong with it."""
     default = np.arange(length) > 0
     if given is None:

@@ -6,10 +6,11 @@ from typing import Any, TypeAlias, get_args
 from attrs import evolve, frozen
 
 from rlcore.config.recipe import Recipe
+from rlcore.registry.checks import require_loss
 from rlcore.registry.module_source import columns_read, path_problem
 from rlcore.schema.structure import structure
 from rlcore.schema.suggestions import did_you_mean
-from rlcore.spi import PREVIOUS_LOGPROBS, AlgorithmContext, LossSpec, Problem, TokenBatch, capabilities
+from rlcore.spi import PREVIOUS_LOGPROBS, AlgorithmContext, ContractError, LossSpec, Problem, TokenBatch, capabilities
 from rlcore.spi.arrays import Float32Array
 from rlcore.spi.execution import TrainerGroup
 from rlcore_session.errors import CallError, require_none
@@ -56,7 +57,7 @@ class Losses:
 
     def _named(self, loss: str, config: Any, columns: Collection[str]) -> LossSpec:
         if ":" in loss:
-            if (problem := path_problem(loss)) is not None:
+            if (problem := path_problem(loss) or _import_problem(loss)) is not None:
                 expected = "a function that can be imported, as package.module:function"
                 raise CallError([Problem(path="loss", found=problem, expected=expected)])
             return LossSpec(path=loss, config=config, token_columns=tuple(sorted(columns)))
@@ -102,6 +103,15 @@ class Losses:
             return evolve(spec, previous_logprobs="unchanged")
         names = dict.fromkeys([*spec.token_columns, PREVIOUS_LOGPROBS])
         return evolve(spec, previous_logprobs="given", token_columns=tuple(names))
+
+
+def _import_problem(path: str) -> str | None:
+    """Return the fault of a loss that has a module and cannot be imported; None without one."""
+    try:
+        require_loss(path)
+    except ContractError as error:
+        return str(error)
+    return None
 
 
 def _shown(loss: str | LossSpec) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from rlcore.config.load import RawRecipe
+from rlcore.config.load import Origin, RawRecipe
 from rlcore.config.recipe import RolloutConfig
-from rlcore.registry.discovery import Entry
+from rlcore.registry.discovery import Entry, Registry
 from rlcore.run.plan.in_process_overrides import PYTHON, InProcessOverrides
 from rlcore.run.plan.prepare import prepare, require_device
 from rlcore.run.plan.run_plan import RunPlan
@@ -84,10 +84,18 @@ class SessionOverrides(InProcessOverrides):
         return _NoEnvironment()
 
 
-def plan_of(recipe: Path | Mapping[str, Any], overrides: Sequence[str], origin: Any, *, reference: bool) -> RunPlan:
-    """The checked plan, with nothing allocated. Errors as of `rlcore.train`; warnings are logged."""
+def plan_of(
+    recipe: Path | Mapping[str, Any],
+    overrides: Sequence[str],
+    origin: Origin,
+    *,
+    reference: bool,
+    registry: Registry | None = None,
+) -> RunPlan:
+    """The checked plan, with nothing allocated; warnings are logged. Errors as of `rlcore.train`. `registry` stands in for the
+    installed plugins, in tests."""
     given = SessionOverrides(origin=origin, reference=reference)
-    plan = prepare(recipe, overrides, given=given)
+    plan = prepare(recipe, overrides, given=given, registry=registry)
     require_device(plan)
     notes = [*plan.registry.warnings, *(note for note in plan.notes if not note.startswith("algorithm."))]
     if given.left_out:

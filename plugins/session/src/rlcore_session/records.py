@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from attrs import field, frozen
 
 from rlcore.spi import FinishReason
-from rlcore.spi.arrays import Float32Array, Int32Array
+from rlcore.spi.arrays import BoolArray, Float32Array, Int32Array
 
 
 @frozen(eq=False)
@@ -24,6 +25,8 @@ class Completion:
     """STOP where a stop token or stop text ended it, LENGTH where a limit did."""
     weight_version: int
     """Version of the weights that sampled it: the session's `sampler_version` then."""
+    prompt: Int32Array
+    """int32 [P]: the tokens of the prompt."""
 
 
 @frozen(eq=False)
@@ -32,13 +35,27 @@ class Datum:
 
     tokens: Sequence[int] | Int32Array
     """[T]: the whole sequence, the prompt included."""
-    loss_mask: Sequence[bool] | None = None
+    loss_mask: Sequence[bool] | BoolArray | None = None
     """[T]: True where a token takes part in the loss, never at the first; None is every token but the first."""
     columns: Mapping[str, Any] = field(factory=dict)
     """An array [T] by name, such as "advantages" and "generation_logprobs". Floating-point numbers become float32, integers
     int32."""
     sequence_columns: Mapping[str, float] = field(factory=dict)
     """A number by name, of the whole sequence."""
+
+    @classmethod
+    def of(cls, completion: Completion, **columns: Any) -> "Datum":
+        """A prompt with its completion, whose tokens alone take part in the loss, and its `generation_logprobs`. Further columns
+        are a number for all tokens of the completion, or an array [T] of one each."""
+        before, length = len(completion.prompt), len(completion.tokens)
+        values = {"generation_logprobs": completion.logprobs, **columns}
+        return cls(
+            tokens=np.concatenate([completion.prompt, completion.tokens]),
+            loss_mask=np.arange(before + length) >= before,
+            columns={
+                name: np.concatenate([np.zeros(before), np.broadcast_to(value, (length,))]) for name, value in values.items()
+            },
+        )
 
 
 @frozen(eq=False)

@@ -9,7 +9,7 @@ import numpy as np
 from attrs import define, evolve, field
 
 from rlcore.spi import FinishReason, GenerateRequest
-from rlcore.spi.arrays import Int64Array
+from rlcore.spi.arrays import Int32Array, Int64Array
 from rlcore.spi.execution import GeneratorGroup, Responses
 from rlcore_session.records import Completion
 
@@ -31,6 +31,10 @@ class SampleCall:
     def num_samples(self) -> int:
         """Return the number of samples that it asks for."""
         return len(self.request.seeds)
+
+    def prompt(self, sample: int) -> Int32Array:
+        """int32 [P]: the prompt of one of its samples."""
+        return self.request.prompts.sequence(sample // self.request.num_samples)
 
 
 class Sampler:
@@ -134,7 +138,7 @@ class _Stream:
         with self._sampler.changed:
             for place, number in enumerate(samples.tolist()):
                 call = next(one for one in reversed(self._calls) if one.first <= number)
-                call.samples[number - call.first] = _completion(responses, place, self._sampler.version)
+                call.samples[number - call.first] = _completion(responses, place, call.prompt(number - call.first), self._sampler.version)
                 if len(call.samples) == call.num_samples:
                     self._sampler.done(call)
                     answered.append(call)
@@ -150,7 +154,7 @@ class _Stream:
             self._sampler.changed.notify_all()
 
 
-def _completion(responses: Responses, place: int, version: int) -> Completion:
+def _completion(responses: Responses, place: int, prompt: Int32Array, version: int) -> Completion:
     """One of the samples of a result: a copy."""
     result = responses.result
     part = slice(int(result.offsets[place]), int(result.offsets[place + 1]))
@@ -161,4 +165,5 @@ def _completion(responses: Responses, place: int, version: int) -> Completion:
         text=responses.texts[place],
         finish_reason=FinishReason(int(result.finish_reasons[place])),
         weight_version=int(versions[-1]) if len(versions) else version,
+        prompt=prompt,
     )

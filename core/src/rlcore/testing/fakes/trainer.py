@@ -200,6 +200,9 @@ class FakeTrainer:
             value[...] = arrays[f"weights/{name}"]
             self.moments[name] = (arrays[f"first/{name}"], arrays[f"second/{name}"])
         self.weight_version, self.num_updates = meta["weight_version"], meta["num_updates"]
+        if not request.optimizer:
+            self.num_updates = 0
+            self.moments = {name: (np.zeros(value.shape), np.zeros(value.shape)) for name, value in self.weights.items()}
         return spi.LoadStateResult(weight_version=self.weight_version)
 
     @spi.hookimpl

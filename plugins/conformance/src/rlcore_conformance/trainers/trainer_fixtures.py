@@ -148,9 +148,9 @@ class TrainerUnderTest:
         """Save a state; the names of its files."""
         return self.handle.save_state(SaveStateRequest(directory=directory, kind=kind)).files
 
-    def load(self, directory: Path) -> int:
+    def load(self, directory: Path, *, optimizer: bool = True) -> int:
         """Load a state; its weight version."""
-        return self.handle.load_state(LoadStateRequest(directory=directory)).weight_version
+        return self.handle.load_state(LoadStateRequest(directory=directory, optimizer=optimizer)).weight_version
 
     def move(self, weights: Place, state: Place) -> int:
         """Move weights and optimizer to "device" or "host"; the bytes that it then holds on the device."""

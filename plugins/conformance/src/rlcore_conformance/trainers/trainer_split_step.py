@@ -161,6 +161,22 @@ class TrainerSplitStep(TrainerFixtures):
         outcome = StepOutcome(result=result, weights=weights, tolerance=run.steps[2].tolerance)
         assert_same_update(outcome, run.steps[2], run.steps[1].weights)
 
+    def test_load_without_the_optimizer_begins_it_anew(
+        self, provider: Provider, open_trainer: OpenTrainer, baseline_run: BaselineRun, tmp_path: Path
+    ) -> None:
+        """Two steps at rate 0 fill the moments of a checkpoint; the step behind it is as a first one."""
+        require(provider, capabilities.SPLIT_STEP)
+        run = baseline_run
+        with open_trainer() as trainer:
+            for version in range(2):
+                outcome_of(trainer, [(run.other,)], version, learning_rate=0.0)
+            trainer.save(tmp_path)
+        with open_trainer() as trainer:
+            assert trainer.load(tmp_path, optimizer=False) == 2
+            found = outcome_of(trainer, [(run.batch,)], 2)
+            found = evolve(found, result=evolve(found.result, weight_version=1))
+            assert_same_update(found, run.steps[0], run.before)
+
 
 def forward_backward(
     trainer: TrainerUnderTest, batches: tuple[TokenBatch, ...], weight_version: int = 0, *, piece: int = 0, **options: Any

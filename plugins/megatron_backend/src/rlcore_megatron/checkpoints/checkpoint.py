@@ -60,15 +60,17 @@ def save(
     return (*mine, *(f"{STATE}/{name}" for name in files))
 
 
-def load(directory: Path, models: Sequence[Any], optimizer: MegatronOptimizer) -> int:
+def load(directory: Path, models: Sequence[Any], optimizer: MegatronOptimizer, *, with_state: bool = True) -> int:
     """Fill weights and optimizer from the checkpoint of any layout, together with all other ranks; returns the weight version.
 
-    What can be checked is checked before the first byte is copied, by rank 0, which alone reads what describes the checkpoint.
+    Without `with_state` the optimizer begins anew. What can be checked is checked before the first byte is copied, by rank 0, which alone reads what describes the checkpoint.
     CheckpointError on every rank.
     """
     shards = shards_of(models, optimizer)
     index, metadata = first_rank(lambda: (_read_index(directory), read_metadata(directory / STATE)))
     together(lambda: require_seen(directory / STATE))
+    if not with_state:
+        index = evolve(index, optimizer_steps=0)
     kind = _state_kind(optimizer)
     if index.optimizer_steps:
         check_kind(directory / INDEX, index.optimizer, kind)

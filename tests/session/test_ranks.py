@@ -1,0 +1,72 @@
+"""A session on two ranks of a cluster equals one of a single process, within rounding."""
+
+import numpy as np
+import pytest
+
+import rlcore
+from rlcore.spi import ContractError, LossSpec
+from rlcore_ray.config import RayConfig
+from rlcore_ray.session import ray_session
+from rlcore_session import CallError, Datum
+
+from .session_support import recipe_of
+
+DATA = [Datum([1, 3, 5, 7, 9, 2]), Datum([2, 4, 6, 8], [False, False, True, True]), Datum([9, 8, 7])]
+
+
+@pytest.fixture(scope="module")
+def ray():
+    with ray_session(RayConfig(gpus_per_node=3, object_store_mib=100), "cpu", None):
+        yield
+
+
+def slopes(logprobs):
+    """Derivatives of a function of the program's: none at the third sequence, and at tokens outside the second's mask."""
+    first, second, third = logprobs
+    return [-np.exp(first) * (np.arange(6) > 0), -np.exp(second) * (np.arange(4) > 1), np.zeros(len(third))]
+
+
+def figures(recipe, tmp_path):
+    """What a program sees of two updates, the second by a function of its own."""
+    with rlcore.open(recipe, reference=True) as session:
+        before = session.sample(["1+2=", "3"], num_samples=4, seed=1)
+        first = session.forward_backward(DATA)
+        updates = [session.optim_step(learning_rate=5e-3)]
+        second = session.forward_backward(DATA, slopes)
+        updates.append(session.optim_step())
+        assert session.sync() == 2
+        path = session.save(tmp_path)
+        assert session.load(path, optimizer=False) == 2
+        after = session.sample(["1+2=", "3"], num_samples=4, seed=1)
+        return {
+            "samples": [[one.tokens.tolist() for one in group] for group in before],
+            "logprobs of samples": np.concatenate([one.logprobs for group in after for one in group]),
+            "losses": [first.loss, second.loss],
+            "logprobs": np.concatenate([*first.logprobs, *second.logprobs]),
+            "norms": [update.grad_norm for update in updates],
+            "policy": np.concatenate(session.logprobs([one.tokens for one in DATA], temperature=0.5)),
+            "reference": np.concatenate(session.logprobs([one.tokens for one in DATA], model="reference")),
+        }
+
+
+@pytest.mark.usefixtures("ray")
+@pytest.mark.parametrize("cluster", [{"gpus_per_node": 2}, {"gpus_per_node": 3, "generator_gpus_per_node": 1}], ids=["shared", "apart"])
+def test_two_ranks_equal_one_process(model, tmp_path, cluster):
+    training = {"training": {"max_tokens_per_microbatch": 8}}
+    one = figures(recipe_of(model, **training), tmp_path / "one")
+    two = figures(recipe_of(model, **training, cluster=cluster), tmp_path / "two")
+    assert two.pop("samples") == one.pop("samples")
+    for name, expected in one.items():
+        np.testing.assert_allclose(two[name], expected, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.usefixtures("ray")
+def test_errors_of_ranks_leave_the_session_usable(model):
+    with rlcore.open(recipe_of(model, cluster={"gpus_per_node": 2})) as session:
+        session.forward_backward(DATA)
+        with pytest.raises(ContractError, match="loss"):
+            session.forward_backward(DATA, LossSpec(path="nowhere:loss", config=None))
+        with pytest.raises(CallError, match="no gradients, since ContractError dropped those of 1 call"):
+            session.optim_step()
+        session.forward_backward(DATA)
+        assert session.optim_step().weight_version == 1
