@@ -200,7 +200,7 @@ class Session:
 
     def drop_gradients(self) -> None:
         """Drop the gradients held, so that the next `forward_backward` begins a step."""
-        self.in_order(self._training.drop_gradients)
+        self._in_order(self._training.drop_gradients)
 
     def sync(self) -> int:
         """Bring the generator to the trainer's weights, proven by their digests, and return their version."""
