@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import rlcore_session
 from attrs import frozen
+
+import rlcore_session
 from rlcore_tinker.application import Served
 from rlcore_tinker.promises import KEEP_S
 from rlcore_tinker.server import served_model, start
@@ -29,7 +30,7 @@ class Address:
     model: str
     session: Any
 
-    def post(self, name: str, body: Any, headers: Mapping[str, str] = {}) -> tuple[int, Any]:  # noqa: B006 - never written
+    def post(self, name: str, body: Any, headers: Mapping[str, str] = {}) -> tuple[int, Any]:
         """Return status and JSON, or bytes, of a request."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         kind = "application/x-protobuf" if isinstance(body, bytes) else "application/json"
@@ -57,22 +58,22 @@ class Address:
 
 
 @contextmanager
-def serving(directory: Path, model: Path, *, lora: bool = True, keep_s: float = KEEP_S, **recipe: Any) -> Iterator[Address]:
-    """A server of the model, with fsdp2 and transformers in this process."""
+def serving(directory: Path, model: Path, *, lora: Any = True, keep_s: float = KEEP_S, **recipe: Any) -> Iterator[Address]:
+    """A server of the model, with fsdp2 and transformers in this process. `lora` is False, True, or the section itself."""
     sections = {
         "model": {"path": str(model), "dtype": "float32"},
         "trainer": {"name": "fsdp2"},
         "generator": {"name": "transformers"},
         "rollout": {"max_prompt_tokens": MAX_LENGTH - 16, "max_response_tokens": 16},
-        **({"lora": {"rank": RANK}} if lora else {}),
+        **({"lora": {"rank": RANK} if lora is True else lora} if lora else {}),
         **recipe,
     }
-    with rlcore_session.open_session(sections, reference=lora) as session:
+    with rlcore_session.open_session(sections, reference=bool(lora)) as session:
         served = Served(
             session=session,
             model=served_model(session, None),
             directory=directory,
-            has_reference=lora,
+            has_reference=bool(lora),
             key=KEY,
             on_error=lambda error: None,
             keep_s=keep_s,

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlcore_torchkit.testing.models import make_model
 from tinker_server import KEY, RANK, Address, serving
+
+from rlcore_torchkit.testing.models import make_model
 
 
 @pytest.fixture(scope="session")

@@ -6,15 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rlcore_tinker.loss_table import CLIP_INPUTS, LOSS_SUM, LOSSES, RATIO_INPUT, TOKEN_WEIGHTS
-from rlcore_torchkit.trainer.losses import load_loss
 from tinker_losses import FORMULAS
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, GlobalCounts, LossInputs
+from rlcore_tinker.loss_table import CLIP_INPUTS, LOSS_SUM, LOSSES, RATIO_INPUT, TOKEN_WEIGHTS
+from rlcore_torchkit.trainer.losses import load_loss
 
 LENGTHS = (5, 9, 3)
 OFFSETS = [0, 5, 14, 17]
 CLIP = (0.8, 1.2)
+
+
 def _case(seed: int) -> tuple[Any, dict[str, Any], Any]:
     """Log-probabilities [T], columns and loss mask, with ratios on both sides of the clip and advantages of both signs."""
     draw, total = np.random.default_rng(seed), sum(LENGTHS)

@@ -1,15 +1,17 @@
 """Training through the client: gradients, steps, and states."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from rlcore_torchkit.testing.models import make_model
 from tinker_losses import FORMULAS
 from tinker_server import KEY, RANK, Address, forward_backward, serving
+
+from rlcore_torchkit.testing.models import make_model
 
 tinker = pytest.importorskip("tinker", reason="needs the client: pip install tinker")
 
@@ -116,7 +118,7 @@ def test_a_large_request_comes_in_parts_and_adds_up(training: Any, datum: Make) 
 
 
 def test_a_loss_of_the_clients_own_has_its_gradient(training: Any, datum: Make) -> None:
-    def entropy_like(data: Any, logprobs: Any) -> Any:  # noqa: ARG001
+    def entropy_like(data: Any, logprobs: Any) -> Any:
         loss = -sum(one.sum() for one in logprobs)
         return loss, {"own": 1.0}
 
@@ -134,7 +136,9 @@ def test_data_of_no_weight_at_all_are_a_step_of_no_gradient(training: Any, datum
 
 
 @pytest.mark.parametrize("optimizer", [True, False])
-def test_a_saved_state_trains_on_as_if_never_saved(service: Any, training: Any, server: Address, datum: Make, optimizer: bool) -> None:
+def test_a_saved_state_trains_on_as_if_never_saved(
+    service: Any, training: Any, server: Address, datum: Make, optimizer: bool
+) -> None:
     def step(client: Any) -> None:
         client.forward_backward([datum(TOKENS)], "cross_entropy")
         client.optim_step(_adam()).result()
@@ -145,14 +149,18 @@ def test_a_saved_state_trains_on_as_if_never_saved(service: Any, training: Any, 
     expected = _logprobs(training, datum(OTHERS))
     service.close("success").result()
     with _client(server) as later:
-        create = later.create_training_client_from_state_with_optimizer if optimizer else later.create_training_client_from_state
+        create = (
+            later.create_training_client_from_state_with_optimizer if optimizer else later.create_training_client_from_state
+        )
         resumed = create(path).result()
         step(resumed)
         found = _logprobs(resumed, datum(OTHERS))
-    assert np.array_equal(found, expected) is optimizer  # without moments the second update is another first one
+    assert np.array_equal(found, expected) == optimizer  # without moments the second update is another first one
 
 
-def test_a_model_begins_as_the_recipe_says_whatever_came_before(service: Any, training: Any, server: Address, datum: Make) -> None:
+def test_a_model_begins_as_the_recipe_says_whatever_came_before(
+    service: Any, training: Any, server: Address, datum: Make
+) -> None:
     first = _logprobs(training, datum(TOKENS))
     training.forward_backward([datum(TOKENS)], "cross_entropy")
     training.optim_step(_adam())
@@ -186,21 +194,23 @@ def test_a_client_that_dies_leaves_its_model_and_no_gradient(
 
 def test_requests_run_in_their_order_and_a_retry_runs_once(server: Address) -> None:
     model_id = _raw_model(server)
-    step = {"model_id": model_id, "seq_id": 3, "adam_params": {"learning_rate": 0.0}, "type": "optim_step"}
-    second = forward_backward(model_id, 2, TOKENS, [1.0] * 7)
-    ids = [server.post("optim_step", step)[1]["request_id"]]
-    ids += [server.post("forward_backward", second)[1]["request_id"] for _ in range(3)]
-    assert server.post("retrieve_future", {"request_id": ids[0]})[1]["type"] == "try_again" or True
-    first = server.post("forward_backward", forward_backward(model_id, 1, TOKENS, [1.0] * 7))[1]["request_id"]
-    assert len({*ids[1:]}) == 1
-    server.result(first)
-    twice = server.result(ids[0])["metrics"]["grad_norm"]
-    for seq_id, body in ((4, forward_backward(model_id, 4, TOKENS, [1.0] * 7)), (5, None)):
-        sent = server.post("optim_step", step | {"seq_id": 5}) if body is None else server.post("forward_backward", body)
-        last = server.result(sent[1]["request_id"])
-        assert seq_id in (4, 5)
-    assert twice == pytest.approx(2 * last["metrics"]["grad_norm"], rel=1e-4)
-    assert server.post("optim_step", step | {"seq_id": 5})[1]["request_id"] == f"{model_id}:5"
+    step = {"model_id": model_id, "adam_params": {"learning_rate": 0.0}, "type": "optim_step"}
+
+    def piece(seq_id: int) -> str:
+        sent = forward_backward(model_id, seq_id, TOKENS, [1.0] * 7)
+        return str(server.post("forward_backward", sent)[1]["request_id"])
+
+    def updated(seq_id: int) -> str:
+        return str(server.post("optim_step", step | {"seq_id": seq_id})[1]["request_id"])
+
+    update = updated(3)
+    assert len({piece(2) for _ in range(3)}) == 1
+    piece(1)
+    twice = server.result(update)["metrics"]["grad_norm"]
+    piece(4)
+    once = server.result(updated(5))["metrics"]["grad_norm"]
+    assert twice == pytest.approx(2 * once, rel=1e-4)
+    assert updated(5) == f"{model_id}:5"
     server.post(f"sessions/{model_id.split(':')[0]}/finish", {})
 
 
@@ -212,13 +222,10 @@ def test_the_same_idempotency_key_makes_one_session(server: Address) -> None:
 
 def test_a_second_model_waits_for_nobody_who_is_there(service: Any, training: Any, server: Address) -> None:
     del training
-    for client in (service, None):
-        with pytest.raises(tinker.RequestFailedError, match="one model at a time"):
-            if client is not None:
+    with _client(server) as other:
+        for client in (service, other):
+            with pytest.raises(tinker.RequestFailedError, match="one model at a time"):
                 client.create_lora_training_client(base_model=server.model, rank=RANK).result()
-            else:
-                with _client(server) as other:
-                    other.create_lora_training_client(base_model=server.model, rank=RANK).result()
 
 
 def test_all_weights_train_where_the_recipe_has_no_adapters(tmp_path: Path, datum: Make) -> None:
@@ -241,14 +248,9 @@ def _raw_model(server: Address) -> str:
     return str(created["model_id"])
 
 
-class _client:  # noqa: N801 - used as a function
+@contextmanager
+def _client(server: Address) -> Iterator[Any]:
     """A client's session, ended with the block."""
-
-    def __init__(self, server: Address) -> None:
-        self._service = tinker.ServiceClient(base_url=server.url, api_key=KEY)
-
-    def __enter__(self) -> Any:
-        return self._service
-
-    def __exit__(self, *error: object) -> None:
-        self._service.close("success").result()
+    service = tinker.ServiceClient(base_url=server.url, api_key=KEY)
+    yield service
+    service.close("success").result()

@@ -1,6 +1,7 @@
 """The protobuf messages against those of the installed client."""
 
 import pytest
+
 from rlcore_tinker.wire import CLASSES, ENUMS, MESSAGES
 
 tinker_public = pytest.importorskip("tinker.proto.tinker_public_pb2", reason="needs the client: pip install tinker")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tinker_server import KEY, MAX_LENGTH, RANK, Address, forward_backward, serving
 
@@ -26,8 +27,14 @@ def _image() -> Any:
 
 RL = {"logprobs": [-1.0] * 7, "advantages": [1.0] * 7}
 WRONG_DATA: dict[str, tuple[Attempt, str]] = {
-    "longer than the context": (lambda t, d: _send(t, d([1] * (MAX_LENGTH + 1))), f"found {MAX_LENGTH + 1} tokens.*at most {MAX_LENGTH}"),
-    "weights of another length": (lambda t, d: _send(t, d(TOKENS, weights=[1.0] * 6)), r"weights: found shape \[6\]; expected \[7\]"),
+    "longer than the context": (
+        lambda t, d: _send(t, d([1] * (MAX_LENGTH + 1))),
+        f"found {MAX_LENGTH + 1} tokens.*at most {MAX_LENGTH}",
+    ),
+    "weights of another length": (
+        lambda t, d: _send(t, d(TOKENS, weights=[1.0] * 6)),
+        r"weights: found shape \[6\]; expected \[7\]",
+    ),
     "a weight that is NaN": (
         lambda t, d: _send(t, d(TOKENS, weights=[1.0] * 3 + [float("nan")] + [1.0] * 3)),
         "weights: found nan at position 3",
@@ -37,11 +44,17 @@ WRONG_DATA: dict[str, tuple[Attempt, str]] = {
         "advantages: found inf at position 0",
     ),
     "no such token": (lambda t, d: _send(t, d([3, 4, 9999])), "found the token 9999; expected ids from 0"),
-    "a loss that nobody knows": (lambda t, d: _send(t, d(TOKENS), "squared"), "loss_fn: found 'squared'; expected one of cross_entropy"),
+    "a loss that nobody knows": (
+        lambda t, d: _send(t, d(TOKENS), "squared"),
+        "loss_fn: found 'squared'; expected one of cross_entropy",
+    ),
     "a loss that is not published": (lambda t, d: _send(t, d(TOKENS, **RL), "stable_reinforce"), "not published"),
     "a loss that runs on servers": (lambda t, d: _send(t, d(TOKENS), "custom", {"loss_id": "x"}), "no uploaded losses"),
     "an input too few": (lambda t, d: _send(t, d(TOKENS), "importance_sampling"), "found no logprobs; expected one"),
-    "an input too many": (lambda t, d: _send(t, d(TOKENS, mask=[1.0] * 7)), "found 'mask', which cross_entropy does not read"),
+    "an input too many": (
+        lambda t, d: _send(t, d(TOKENS, mask=np.ones(7, np.float32))),
+        "found 'mask', which cross_entropy does not read",
+    ),
     "a key of no loss": (lambda t, d: _send(t, d(TOKENS, **RL), "ppo", {"clip": 0.1}), "loss_fn_config: found 'clip'"),
     "thresholds upside down": (
         lambda t, d: _send(t, d(TOKENS, **RL), "ppo", {"clip_low_threshold": 1.3}),
@@ -83,15 +96,27 @@ def test_all_problems_of_a_request_are_named_at_once(training: Any, datum: Make)
 
 
 WRONG_STEPS: dict[str, tuple[Attempt, str]] = {
-    "two steps in a row": (lambda t, d: (t.optim_step(tinker.AdamParams()).result(), t.optim_step(tinker.AdamParams()).result()), "found no gradients"),
+    "two steps in a row": (
+        lambda t, d: (t.optim_step(tinker.AdamParams()).result(), t.optim_step(tinker.AdamParams()).result()),
+        "found no gradients",
+    ),
     "a rate below 0": (lambda t, d: t.optim_step(tinker.AdamParams(learning_rate=-1.0)).result(), "learning_rate: found -1.0"),
     "a beta of 1": (lambda t, d: t.optim_step(tinker.AdamParams(beta1=1.0)).result(), "beta1: found 1.0"),
-    "another optimizer": (lambda t, d: t.optim_step(tinker.types.DimuonParams(learning_rate=0.1)).result(), "trains with AdamW"),
+    "another optimizer": (
+        lambda t, d: t.optim_step(tinker.types.DimuonParams(learning_rate=0.1)).result(),
+        "trains with AdamW",
+    ),
     "a name of no folder": (lambda t, d: t.save_state("../out").result(), r"path: found '\.\./out'"),
-    "a name that is taken": (lambda t, d: (t.save_state("one", overwrite=True).result(), t.save_state("one").result()), "saved before"),
+    "a name that is taken": (
+        lambda t, d: (t.save_state("one", overwrite=True).result(), t.save_state("one").result()),
+        "saved before",
+    ),
     "a time to live of a minute": (lambda t, d: t.save_state("short", ttl_seconds=60).result(), "ttl_seconds: found 60"),
     "a state of nowhere": (lambda t, d: t.load_state(f"tinker://{t.model_id}/weights/none").result(), "has no checkpoint"),
-    "an encrypted export": (lambda t, d: t.save_weights_external("e", age_encryption_recipients=["age1x"]).result(), "does not encrypt"),
+    "an encrypted export": (
+        lambda t, d: t.save_weights_external("e", age_encryption_recipients=["age1x"]).result(),
+        "does not encrypt",
+    ),
 }
 
 
@@ -120,9 +145,10 @@ WRONG_SAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 def test_wrong_sample_requests_are_refused(service: Any, server: Address, case: str) -> None:
     params, arguments, words = WRONG_SAMPLES[case]
     client = service.create_sampling_client(base_model=server.model).result()
-    prompt = tinker.ModelInput.from_ints(arguments.pop("prompt", None) or [3, 4]) if "prompt" in arguments else tinker.ModelInput.from_ints([3, 4])
+    asked = {"prompt": [3, 4]} | arguments
+    prompt = tinker.ModelInput.from_ints(asked.pop("prompt"))
     with pytest.raises(tinker.RequestFailedError, match=words):
-        client.sample(prompt, 1, tinker.SamplingParams(**params), **arguments).result()
+        client.sample(prompt, 1, tinker.SamplingParams(**params), **asked).result()
     good = client.sample(tinker.ModelInput.from_ints([3, 4]), 1, tinker.SamplingParams(max_tokens=2)).result()
     assert len(good.sequences[0].tokens) <= 2
 

@@ -35,7 +35,9 @@ class Bodies:
             except web.RequestPayloadError as error:
                 raise RequestError(f"the request's body cannot be read: {error}") from error
             except web.HTTPRequestEntityTooLarge as error:
-                raise RequestError(f"found a body of more than {MAX_BYTES} bytes; expected at most these", status=413) from error
+                raise RequestError(
+                    f"found a body of more than {MAX_BYTES} bytes; expected at most these", status=413
+                ) from error
 
     async def json(self, request: web.Request) -> Any:
         """Return a body's JSON; an empty object where there is no body."""

@@ -70,7 +70,9 @@ class CheckpointRoutes:
         is_current = model_id in self.models.ids()
         if not found and not is_current:
             raise RequestError(f"training run: found {model_id!r:.120}; expected a model with a checkpoint here", status=404)
-        newest = {kind: next((one.body() for one in found if one.kind == kind), None) for kind in ("weights", "sampler_weights")}
+        newest = {
+            kind: next((one.body() for one in found if one.kind == kind), None) for kind in ("weights", "sampler_weights")
+        }
         rank = self.models.served.lora_rank if is_current else found[0].lora_rank
         return {
             "training_run_id": model_id,
@@ -120,7 +122,9 @@ class CheckpointRoutes:
         signed = until.isdecimal() and len(until) < 20
         expected = self._signature(checkpoint, path, int(until)) if signed else ""
         if not signed or not hmac.compare_digest(expected, request.query.get("signature", "")) or int(until) < time.time():
-            raise RequestError("found an address that has expired or is not signed; expected one of external_weights_urls", status=403)
+            raise RequestError(
+                "found an address that has expired or is not signed; expected one of external_weights_urls", status=403
+            )
         if path not in {*files_of(checkpoint)}:
             raise RequestError(f"found the file {path!r:.200}; expected one of the checkpoint", status=404)
         return web.FileResponse(checkpoint.files / path)

@@ -64,8 +64,8 @@ class Clients:
         """Return a session, open or not."""
         if session_id not in self._sessions:
             raise RequestError(
-                f"session_id: found {session_id!r:.100}, which this server does not know; expected one of create_session. Sessions "
-                "end with the server",
+                f"session_id: found {session_id!r:.100}, which this server does not know; expected one of create_session. "
+                "Sessions end with the server",
                 status=404,
             )
         return self._sessions[session_id]

@@ -35,7 +35,9 @@ class Fields:
 
     def number(self, name: str, default: Any = _MISSING, *, least: float = -math.inf, below: float = math.inf) -> Any:
         """Return a finite number in a range."""
-        return self._bounded(name, float(value) if (value := self._value(name, "a number", default)) is not None else None, least, below)
+        return self._bounded(
+            name, float(value) if (value := self._value(name, "a number", default)) is not None else None, least, below
+        )
 
     def integer(self, name: str, default: Any = _MISSING, *, least: float = -math.inf, below: float = math.inf) -> Any:
         """Return a whole number in a range."""

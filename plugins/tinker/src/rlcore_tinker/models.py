@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlcore_tinker.checkpoints import Checkpoint, Checkpoints
-from rlcore_tinker.clients import SILENCE_S, ClientSession, Clients
+from rlcore_tinker.clients import SILENCE_S, Clients, ClientSession
 from rlcore_tinker.errors import RequestError
 from rlcore_tinker.ordered_requests import OrderedRequests
 from rlcore_tinker.promises import Promises
@@ -41,8 +41,8 @@ class Models:
         model = self._current
         if model is None or model.model_id != model_id:
             raise RequestError(
-                f"model_id: found {model_id!r:.120}, which is not under training here; expected the model of create_model. It is "
-                "released when its client ends, or is not heard of",
+                f"model_id: found {model_id!r:.120}, which is not under training here; expected the model of create_model. It "
+                "is released when its client ends, or is not heard of",
                 status=404,
             )
         return model
@@ -52,7 +52,13 @@ class Models:
         return [] if self._current is None else [self._current.model_id]
 
     async def create(
-        self, session: ClientSession, number: int, metadata: dict[str, Any], start: Checkpoint | None = None, *, optimizer: bool = False
+        self,
+        session: ClientSession,
+        number: int,
+        metadata: dict[str, Any],
+        start: Checkpoint | None = None,
+        *,
+        optimizer: bool = False,
     ) -> TrainingModel:
         """Begin to train a model: the recipe's, or a checkpoint. RequestError while another one is in use."""
         model_id = f"{session.session_id}:train:{number}"
@@ -88,8 +94,8 @@ class Models:
             elif client.silent_s < QUIET_S:
                 raise RequestError(
                     f"this server trains one model at a time: {model.model_id} is in use, and its client was heard of "
-                    f"{client.silent_s:.0f} s ago. Expected no other model: end that client with ServiceClient.close, or wait until it "
-                    f"has been silent for {SILENCE_S:.0f} s",
+                    f"{client.silent_s:.0f} s ago. Expected no other model: end that client with ServiceClient.close, or "
+                    f"wait until it has been silent for {SILENCE_S:.0f} s",
                     status=409,
                 )
             else:

@@ -181,7 +181,7 @@ class Samplers:
         if params.prompt_logprobs:
             if wanted is None:
                 raise RequestError(
-                    "prompt_logprobs: found a request to an inflight sampler; expected one to a snapshot, whose weights are known"
+                    "prompt_logprobs: found a request to an inflight sampler; expected one to a snapshot, whose weights stay"
                 )
             (logprobs,) = await self._weights.logprobs(wanted, [prompt]) if len(prompt) > 1 else (np.zeros(1, np.float32),)
             if params.only_scores and not self._weights.generates(wanted):

@@ -61,7 +61,9 @@ class ServiceRoutes:
         fields = Fields(await self.bodies.json(request), "client_config")
         check_version(fields.text("sdk_version"))
         fields.done()
-        return web.json_response({"sample_cancel_enabled": True, "parallel_fwdbwd_chunks": True, "custom_loss_server_side": False})
+        return web.json_response(
+            {"sample_cancel_enabled": True, "parallel_fwdbwd_chunks": True, "custom_loss_server_side": False}
+        )
 
     async def _create_session(self, request: web.Request) -> web.Response:
         fields = Fields(await self.bodies.json(request), "create_session")
@@ -71,7 +73,11 @@ class ServiceRoutes:
         fields.done()
         session = self.clients.begin(metadata, name)
         served = self.models.served
-        info = None if served.lora_rank is not None else "the server's recipe has no [lora]: all weights are trained, whatever the rank"
+        info = (
+            None
+            if served.lora_rank is not None
+            else "the server's recipe has no [lora]: all weights are trained, whatever the rank"
+        )
         return web.json_response(
             {"type": "create_session", "session_id": session.session_id, "info_message": info, "warning_message": warning}
         )

@@ -97,8 +97,8 @@ class TrainingModel:
                 await off_loop(session.drop_gradients)
                 self.weights.has_gradients(found=False)
             raise RequestError(
-                f"optim_step: found a forward_backward since the last step that failed, so that its gradients are not whole; they "
-                f"are dropped and the weights are as they were. Send all data of the step again. The error was: {failure}"
+                f"optim_step: found a forward_backward since the last step that failed, so that its gradients are not whole; "
+                f"they are dropped and the weights are as they were. Send all data of the step again. The error was: {failure}"
             )
         if num_pieces == 0:
             raise RequestError("optim_step: found no gradients; expected a forward_backward since the last optim_step")
@@ -113,7 +113,9 @@ class TrainingModel:
                 max_grad_norm=params.max_grad_norm,
             )
             self._changed()
-        return Result.json({"metrics": {"grad_norm": update.grad_norm, "learning_rate": update.learning_rate, **update.metrics}})
+        return Result.json(
+            {"metrics": {"grad_norm": update.grad_norm, "learning_rate": update.learning_rate, **update.metrics}}
+        )
 
     async def save(self, request: SaveRequest) -> Checkpoint:
         """Save a checkpoint of the kind that is asked for."""
@@ -149,7 +151,9 @@ class TrainingModel:
     async def _backward(self, piece: TrainingPiece) -> tuple[float, dict[str, float], Sequence[Float32Array]]:
         async with self.weights.training() as session:
             if self.failure is not None:  # the step has no whole gradient any more
-                raise RequestError(f"forward_backward: an earlier one of this step failed, and this one adds nothing: {self.failure}")
+                raise RequestError(
+                    f"forward_backward: an earlier one of this step failed, and this one adds nothing: {self.failure}"
+                )
             gradients = await off_loop(session.forward_backward, piece.batch, piece.loss.spec(piece.config))
             self.num_pieces += 1
             self.weights.has_gradients(found=True)

@@ -84,7 +84,9 @@ class TrainingRoutes:
         if served.lora_rank is not None and lora is None:
             fields.problem("rank", None, f"{served.lora_rank}, the recipe's lora.rank")
         elif served.lora_rank is not None and rank != served.lora_rank:
-            fields.problem("rank", rank, f"{served.lora_rank}, the recipe's lora.rank. Or start the server with lora.rank={rank}")
+            fields.problem(
+                "rank", rank, f"{served.lora_rank}, the recipe's lora.rank. Or start the server with lora.rank={rank}"
+            )
         fields.done()
 
     async def _get_info(self, request: web.Request) -> web.Response:
@@ -206,8 +208,8 @@ class TrainingRoutes:
             raise RequestError(f"path: found {path}; expected one of save_state, tinker://MODEL/weights/NAME")
         if (found.base_model, found.lora_rank) != (served.name, served.lora_rank):
             raise RequestError(
-                f"path: found {path}, of {found.base_model} with LoRA rank {found.lora_rank}; expected one of {served.name} with "
-                f"{served.lora_rank}"
+                f"path: found {path}, of {found.base_model} with LoRA rank {found.lora_rank}; expected one of {served.name} "
+                f"with {served.lora_rank}"
             )
         return found
 

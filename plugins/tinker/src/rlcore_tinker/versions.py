@@ -10,12 +10,12 @@ _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})(?:\D.*)?")
 
 
 def check_version(found: str) -> str | None:
-    """Return a warning where the client is newer than what the server is tested with. RequestError where it cannot speak with it."""
+    """Return a warning where the client is newer than what the server is tested with. RequestError for other versions."""
     match = _VERSION.fullmatch(found)
     version = (int(match[1]), int(match[2])) if match else None
     if version is None or version < OLDEST or version[0] > NEWEST[0]:
         raise RequestError(
-            f"sdk_version: found {found!r:.60}; expected {_shown(OLDEST)} to {_shown(NEWEST)}, the protocol that this server speaks. "
+            f"sdk_version: found {found!r:.60}; expected {_shown(OLDEST)} to {_shown(NEWEST)}, the protocol of this server. "
             f"Run: pip install 'tinker>={_shown(OLDEST)},<{NEWEST[0]}.{NEWEST[1] + 1}'"
         )
     if version > NEWEST:

@@ -1,8 +1,8 @@
 """Which weights trainer and generator hold, and the way from one to another.
 
 A name stands for weights that differ from those of every other name: "base" is the recipe's model. Trainer and generator hold
-one set of weights each. Where log-probabilities or samples are asked of others, the trainer saves the training state to a scratch
-folder and loads the others. Before it trains on, it loads the training state again.
+one set of weights each. Where log-probabilities or samples are asked of others, the trainer saves the training state to a
+scratch folder and loads the others. Before it trains on, it loads the training state again.
 """
 
 import asyncio
@@ -101,8 +101,8 @@ class Weights:
         self._has_gradients = found
 
     async def begin(self, files: Path | None, name: str, *, optimizer: bool) -> None:
-        """Make another state the training state: that of these files, or the recipe's where there are none. Gradients and, without
-        `optimizer`, the optimizer's moments are dropped."""
+        """Make another state the training state: that of these files, or the recipe's where there are none. Gradients are
+        dropped, and without `optimizer` the optimizer's moments too."""
         async with self._generator.alone(), self._trainer:
             await self._save_beginning()
             await self._load(self._beginning, BASE, optimizer=True)
@@ -168,20 +168,23 @@ class Weights:
     async def _to_trainer(self, wanted: NamedWeights) -> None:
         """Bring weights to the trainer, and set the training state aside. Both locks are held."""
         if wanted.name == self._training:
-            return await self._fetch_back()
-        if wanted.name == self._in_trainer:
-            return None
+            await self._fetch_back()
+        elif wanted.name != self._in_trainer:
+            await self._set_aside_for(wanted)
+
+    async def _set_aside_for(self, wanted: NamedWeights) -> None:
+        """Save the training state, and load other weights. Both locks are held."""
         files = self._beginning if wanted.name == BASE else wanted.files
         if files is None or not files.is_dir():
             raise RequestError(
-                "found a sampler whose weights are gone: this server keeps one unsaved set, the newest. Expected the newest sampler, "
-                "or one of save_weights_for_sampler(name)",
+                "found a sampler whose weights are gone: this server keeps one unsaved set, the newest. Expected the newest "
+                "sampler, or one of save_weights_for_sampler(name)",
                 status=410,
             )
         if self._has_gradients:
             raise RequestError(
-                "found a request to a sampler of other weights while the trainer holds the gradients of a step; expected it after "
-                "optim_step: this server holds one set of weights at a time",
+                "found a request to a sampler of other weights while the trainer holds the gradients of a step; expected it "
+                "after optim_step: this server holds one set of weights at a time",
                 status=409,
             )
         if self._in_trainer == self._training:
