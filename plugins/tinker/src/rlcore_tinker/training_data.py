@@ -176,7 +176,7 @@ def _datum(
 
 def _active(arrays: Mapping[str, AnyArray], loss: Loss, length: int) -> BoolArray:
     """bool [N]: the targets that take part: those of a sequence's ratio, and those whose weight is not 0 and of which some
-    other required input is not 0. A sampler's log-probability and an advantage of 0.0 both stand for a token that nobody sampled."""
+    other required input is not 0. An advantage and a sampler's log-probability of 0.0 mark a token that nobody sampled."""
     active = np.full(length, not loss.required)
     for name in loss.required:
         active |= arrays[name] != 0
