@@ -27,7 +27,7 @@ from rlcore_tinker.loss_table import (
 )
 from rlcore_tinker.wire import CLASSES, CONTENT_TYPE
 
-_DTYPES = {1: np.dtype(np.float32), 2: np.dtype(np.int64), 3: np.dtype(np.int32)}
+_DTYPES: Mapping[int, np.dtype[Any]] = {1: np.dtype(np.float32), 2: np.dtype(np.int64), 3: np.dtype(np.int32)}
 """numpy's dtype of the protocol's DType."""
 
 
@@ -212,7 +212,7 @@ def _array(path: str, tensor: Any, problems: list[str]) -> AnyArray | None:
     if len(tensor.dense) % dtype.itemsize or (shape and int(np.prod(shape)) * dtype.itemsize != len(tensor.dense)):
         problems.append(f"{path}: found {len(tensor.dense)} bytes of {dtype} for shape {list(shape)}; expected as many as that")
         return None
-    array = np.frombuffer(tensor.dense, dtype)
+    array: AnyArray = np.frombuffer(tensor.dense, dtype)
     return array.reshape(shape) if shape else array
 
 

@@ -1,7 +1,7 @@
 """The model that a client trains: what each of its requests does."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from attrs import define, field, frozen
@@ -131,7 +131,7 @@ class TrainingModel:
             user_metadata=request.user_metadata,
             expires=expiry(request.ttl_seconds),
         )
-        form = "hf" if self.served.lora_rank is None else "peft"
+        form: Literal["hf", "peft"] = "hf" if self.served.lora_rank is None else "peft"
         async with self.weights.training() as session:
             if request.kind == "external_weights":
                 return await off_loop(self.checkpoints.write, described, lambda folder: session.export(folder, kind=form))
