@@ -474,8 +474,8 @@ FAULTS = (
     Fault(
         "a minibatch is divided by the whole step's counts",
         TRAINER,
-        "counts=minibatch.counts,",
-        "counts=minibatch.batch.counts(),",
+        '"counts": minibatch.counts,',
+        '"counts": minibatch.batch.counts(),',
         WITH_KL,
     ),
     Fault(
@@ -495,15 +495,15 @@ FAULTS = (
     Fault(
         "the last microbatch of an update is left out",
         TRAINER,
-        "result = self.handle.train_step(evolve(request, microbatches=microbatches))",
-        "result = self.handle.train_step(evolve(request, microbatches=microbatches[:-1]))",
+        "result = gradients_of(self.handle, evolve(request, microbatches=microbatches))",
+        "result = gradients_of(self.handle, evolve(request, microbatches=microbatches[:-1]))",
         WITH_KL,
     ),
     Fault(
         "the trainer's place in the schedule is the number of updates made",
         TRAINER,
-        "schedule_step=minibatch.schedule_step if self.has(spi.capabilities.SCHEDULE_STEP) else weight_version,",
-        "schedule_step=weight_version,",
+        "schedule_step = minibatch.schedule_step if self.has(spi.capabilities.SCHEDULE_STEP) else weight_version",
+        "schedule_step = weight_version",
         WITHOUT_KL,
     ),
     Fault(

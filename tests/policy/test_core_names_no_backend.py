@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from rlcore.spi import CHANNEL_GROUP, COLLECTOR_GROUP, COMMAND_GROUP, DATASET_GROUP, LOOP_OBSERVER_GROUP
+from rlcore.spi import API_GROUP, CHANNEL_GROUP, COLLECTOR_GROUP, COMMAND_GROUP, DATASET_GROUP, LOOP_OBSERVER_GROUP
 
-NO_BACKENDS = {CHANNEL_GROUP, COLLECTOR_GROUP, COMMAND_GROUP, DATASET_GROUP, LOOP_OBSERVER_GROUP}
-"""Groups whose names are those of commands, file formats, ways to send bytes, kinds of runs and keys of a recipe."""
+NO_BACKENDS = {API_GROUP, CHANNEL_GROUP, COLLECTOR_GROUP, COMMAND_GROUP, DATASET_GROUP, LOOP_OBSERVER_GROUP}
+"""Groups whose names are those of functions, commands, file formats, ways to send bytes, kinds of runs and keys of a recipe."""
 FORTHCOMING = {"megatron", "vllm"}
 """Backends that are not here yet, or no longer."""
 EVERYDAY = {"transformers", "math", "arithmetic", "openai", "code", "function", "judge", "agent"}

@@ -5,11 +5,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from .session_support import recipe_of
 
 import rlcore
 from rlcore_session import Session
 from rlcore_torchkit.testing.models import make_model
+
+from .session_support import recipe_of
 
 OpenSession = Callable[..., Session]
 

@@ -11,7 +11,7 @@ from rlcore.config.load import Origin
 from rlcore.run.data.text import tokenizers
 from rlcore.run.execution.context import execution
 from rlcore.run.report.progress import Progress
-from rlcore.spi import GlobalCounts, LossSpec, SaveStateRequest, TokenBatch
+from rlcore.spi import LossSpec, SaveStateRequest, TokenBatch
 from rlcore.spi.arrays import offsets_of
 from rlcore.spi.execution import Minibatch
 from rlcore_session import Completion, Datum
@@ -65,7 +65,9 @@ def test_loop_over_a_runs_samples_repeats_its_figures(model, tmp_path, opened):
         "rollout": {"max_prompt_tokens": 8, "max_response_tokens": 2, "samples_per_prompt": 8},
     }
     rows = [{"prompt": f"{a}+{b}="} for a in range(3) for b in range(3)]
-    trained = recipe_of(model, algorithm={"name": "grpo"}, training={"prompts_per_step": 9}, logging={"rollouts_every_n_steps": 1})
+    trained = recipe_of(
+        model, algorithm={"name": "grpo"}, training={"prompts_per_step": 9}, logging={"rollouts_every_n_steps": 1}
+    )
     run = rlcore.train(
         {**trained, **sections}, reward=lambda completion: float(completion[:1] in "135"), dataset=rows, progress="silent"
     )

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from .session_support import open_fakes, recipe_of, without
 
 import rlcore
 from rlcore.registry import run_parts
 from rlcore.run.plan.prepare import prepare
 from rlcore.spi import ConfigError, PluginError
 from rlcore.testing.fakes.providers import FAKE_TRAINER
+
+from .session_support import open_fakes, recipe_of, without
 
 FULL = {
     "algorithm": {"name": "grpo", "grpo": {"kl_coefficient": 0.1}},
@@ -57,7 +58,7 @@ def test_trainer_without_pieces_is_refused_before_anything_is_built(monkeypatch)
 
 
 def test_run_with_the_algorithm_of_sessions_is_refused(model):
-    recipe = recipe_of(model, algorithm={"name": "session"}, environment={"name": "arithmetic"})
+    recipe = recipe_of(model, algorithm={"name": "own_loop"}, environment={"name": "arithmetic"})
     with pytest.raises(ConfigError, match=r"rlcore\.open"):
         prepare(recipe)
 

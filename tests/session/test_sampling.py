@@ -4,12 +4,14 @@ import asyncio
 import threading
 
 import pytest
-from .session_support import FAKE_LOSS, open_fakes, without
 
 from rlcore.execution import InProcessGenerator
 from rlcore.spi import WorkerError
 from rlcore.testing.fakes.providers import FAKE_GENERATOR, FAKE_TRAINER
 from rlcore_session import AsyncSession, CallError, Datum
+
+from .session_support import FAKE_LOSS, open_fakes, without
+
 
 @pytest.fixture
 def streams(monkeypatch):
@@ -71,8 +73,9 @@ def test_coroutines_of_all_calls(tmp_path):
 def test_seeds_need_a_generator_that_honours_them():
     with open_fakes(generator=without(FAKE_GENERATOR, "per_sample_seeds", "top_k")) as session:
         assert session.sample(["ab"])
-        with pytest.raises(CallError, match="(?s)seed: found 1, with a generator.*top_k: found 3"):
+        with pytest.raises(CallError) as error:
             session.sample(["ab"], seed=1, top_k=3)
+        assert [problem.path for problem in error.value.problems] == ["seed", "top_k"]
 
 
 def test_log_probabilities_of_a_trainer_that_returns_none_with_its_steps():
@@ -99,7 +102,7 @@ def test_shared_device_keeps_gradients(on_one_gpu):
             with pytest.raises(CallError, match="the gradients of 1 call.*Call optim_step first"):
                 call()
         session.optim_step()
-        with pytest.raises(CallError, match=r"version 0 gone from the generator.*Call sync\(\)"):
+        with pytest.raises(CallError, match=r"sync\(\)"):
             session.sample(["ab"])
         assert session.sync() == 1
         assert session.sample(["ab"])[0][0].weight_version == 1
@@ -128,5 +131,5 @@ def test_worker_that_dies_is_the_end(monkeypatch, tmp_path):
         assert "gradients of 1 call" in note
         assert str(path) in note
         for call in (session.optim_step, session.sync, lambda: session.sample(["ab"])):
-            with pytest.raises(WorkerError, match="the session is lost, by WorkerError: the engine died"):
+            with pytest.raises(WorkerError, match="the engine died"):
                 call()

@@ -114,7 +114,12 @@ def test_callers_loss_has_the_gradient_of_autograd(opened):
     session = opened(optimizer={"learning_rate": 1e-2, "weight_decay": 0.0, "max_grad_norm": 0.0})
     model = AutoModelForCausalLM.from_pretrained(session.plan.recipe.model.path, dtype=torch.float32)
     logprobs = [
-        torch.cat([torch.zeros(1), model(torch.tensor([one.tokens])).logits[0].log_softmax(-1)[range(len(one.tokens) - 1), one.tokens[1:]]])
+        torch.cat(
+            [
+                torch.zeros(1),
+                model(torch.tensor([one.tokens])).logits[0].log_softmax(-1)[range(len(one.tokens) - 1), one.tokens[1:]],
+            ]
+        )
         for one in data
     ]
     curved(logprobs).backward()
@@ -147,7 +152,9 @@ def test_settings_of_an_update(opened):
     assert (update.weight_version, update.learning_rate) == (1, 0.0)
     np.testing.assert_array_equal(policy(session), before)
     session.forward_backward(DATA)
-    assert session.optim_step(betas=(0.5, 0.5), eps=1e-3, weight_decay=0.1, max_grad_norm=1.0).learning_rate == pytest.approx(5e-3)
+    assert session.optim_step(betas=(0.5, 0.5), eps=1e-3, weight_decay=0.1, max_grad_norm=1.0).learning_rate == pytest.approx(
+        5e-3
+    )
 
 
 @pytest.mark.parametrize("name", ["clipped", "cispo", "policy_gradient"])
@@ -173,7 +180,10 @@ def test_objectives_by_name(opened, name):
             before = gradients
             assert gradients.metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-4)
             assert gradients.metrics["entropy"] > 0
-    gain = [float(found[len(prompt) :].sum() - old[len(prompt) :].sum()) for found, old in zip(gradients.logprobs, before.logprobs, strict=True)]
+    gain = [
+        float(found[len(prompt) :].sum() - old[len(prompt) :].sum())
+        for found, old in zip(gradients.logprobs, before.logprobs, strict=True)
+    ]
     assert gain[0] > max(gain[1:]), "the sample of positive advantage gained most"
 
 

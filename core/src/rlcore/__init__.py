@@ -1,7 +1,7 @@
 """rlcore: reinforcement-learning post-training of language models on any backend.
 
-`train`, `evaluate`, `load` and `rows` are described in :mod:`rlcore.api` and docs/python.md, `open`, which the package
-rlcore-session brings, in docs/own-loop.md. Importing this package imports no
+`train`, `evaluate`, `load` and `rows` are described in :mod:`rlcore.api` and docs/python.md, `open`, which another package
+brings, in docs/own-loop.md. Importing this package imports no
 torch and no transformers; what a plugin needs is in :mod:`rlcore.spi`.
 """
 

@@ -234,9 +234,7 @@ class MegatronBackend:
     @spi.hookimpl
     def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
         with self.residency.resident(), cuda_or_cpu(self._device.type):
-            self.weight_version = checkpoint.load(
-                request.directory, self.models, self.optimizer, with_state=request.optimizer
-            )
+            self.weight_version = checkpoint.load(request.directory, self.models, self.optimizer, with_state=request.optimizer)
             self._begun = load_reference(request.directory) if self._adapters is not None else None
         return spi.LoadStateResult(weight_version=self.weight_version)
 

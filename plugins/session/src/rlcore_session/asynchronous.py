@@ -1,12 +1,11 @@
 """The calls of a session as coroutines."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from rlcore_session.prompts import SampleOptions
 from rlcore_session.records import Completion
 from rlcore_session.session import Session, grouped
 
@@ -27,6 +26,20 @@ def _awaited(
     return call
 
 
+def _awaited_samples(
+    method: Callable[Concatenate[Session, P], list[list[Completion]]],
+) -> Callable[Concatenate["AsyncSession", P], Coroutine[Any, Any, list[list[Completion]]]]:
+    """Return the coroutine function of Session.sample, which takes no thread while it waits."""
+
+    @wraps(method)
+    async def call(self: "AsyncSession", /, *args: P.args, **kwargs: P.kwargs) -> list[list[Completion]]:
+        options: Any = kwargs
+        completions = await asyncio.wrap_future(self.session.begin_sampling(*args, **options))
+        return grouped(completions, options.get("num_samples", 1))
+
+    return call
+
+
 class AsyncSession:
     """A session whose calls are coroutines. Many may be under way: calls of the trainer go in their order, and samples of
     several calls are generated together."""
@@ -35,32 +48,7 @@ class AsyncSession:
         self.session = session
         """The session itself."""
 
-    async def sample(
-        self,
-        prompts: Sequence[Any],
-        *,
-        num_samples: int = 1,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        stop: str | Sequence[str] = (),
-        stop_token_ids: Sequence[int] | None = None,
-        seed: int | None = None,
-    ) -> list[list[Completion]]:
-        """See Session."""
-        options = SampleOptions(
-            num_samples=num_samples,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            stop=stop,
-            stop_token_ids=stop_token_ids,
-            seed=seed,
-        )
-        return grouped(await asyncio.wrap_future(self.session.begin_sampling(prompts, options)), num_samples)
-
+    sample = _awaited_samples(Session.sample)
     logprobs = _awaited(Session.logprobs)
     forward_backward = _awaited(Session.forward_backward)
     optim_step = _awaited(Session.optim_step)

@@ -162,5 +162,3 @@ def _narrow(values: AnyArray) -> AnyArray:
 def split(values: AnyArray, batch: TokenBatch) -> list[Any]:
     """Return the part of each sequence of values [T, ...]: copies."""
     return [part.copy() for part in np.split(values, batch.offsets[1:-1])]
-
-

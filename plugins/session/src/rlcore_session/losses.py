@@ -75,7 +75,9 @@ class Losses:
         if config is None or isinstance(config, Mapping):
             given, options = dict(config or {}), dict[str, Any](objective=objective)
             if "objective" in given:
-                raise CallError([_no_config({"objective": given["objective"]}, "no such key: the loss's name is the objective")])
+                raise CallError(
+                    [_no_config({"objective": given["objective"]}, "no such key: the loss's name is the objective")]
+                )
             config, problems = structure(given | options, LossConfig, "config")
             require_none(problems)
         elif not isinstance(config, LossConfig) or config.objective != objective:

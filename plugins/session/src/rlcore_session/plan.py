@@ -4,7 +4,7 @@ import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from attrs import evolve, field, frozen
 
@@ -30,6 +30,8 @@ ROLLOUT = (
     "stop_token_ids",
 )
 """Keys of [rollout] that a session reads."""
+NAME = "own_loop"
+"""The algorithm of sessions."""
 LOG = logging.getLogger("rlcore.session")
 
 
@@ -41,7 +43,7 @@ class Notes(Progress):
         LOG.warning(text)
 
 
-class _NoEnvironment(Environment):
+class _NoEnvironment:
     """Stands in the plan where a run has its environment; nothing calls it."""
 
 
@@ -57,7 +59,7 @@ class SessionOverrides(InProcessOverrides):
         """The recipe with a session's own algorithm."""
         values = copy.deepcopy(dict(raw.values))
         self.left_out.extend(self._taken_out(values))
-        values["algorithm"] = {"name": "session", "session": {"opened": True, "reference": self.reference}}
+        values["algorithm"] = {"name": NAME, NAME: {"opened": True, "reference": self.reference}}
         values["environment"] = {"name": PYTHON}
         values["data"] = {"train": {"source": PYTHON}}
         values["sinks"] = {"names": []}
@@ -81,7 +83,7 @@ class SessionOverrides(InProcessOverrides):
 
     def build(self, entry: Entry, context: EnvironmentContext, config: Any) -> Environment:  # noqa: ARG002
         """Return what stands in for an environment."""
-        return _NoEnvironment()
+        return cast("Environment", _NoEnvironment())
 
 
 def plan_of(

@@ -19,13 +19,13 @@ NUM_SEEDS = 2**62
 class SampleOptions:
     """The options of one call; None is what [rollout] says."""
 
-    num_samples: int
-    max_tokens: int | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    stop: str | Sequence[str]
-    seed: int | None
+    num_samples: int = 1
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    stop: str | Sequence[str] = ()
+    seed: int | None = None
     stop_token_ids: Sequence[int] | None = None
 
 
@@ -92,7 +92,8 @@ class Requests:
         return ids, problems
 
     def _option_problems(self, options: SampleOptions) -> Iterator[Problem]:
-        bounds: dict[str, tuple[Any, type | Any, float, float]] = {
+        value: Any
+        bounds: dict[str, tuple[Any, Any, float, float]] = {
             "num_samples": (options.num_samples, int, 1, 2**20),
             "max_tokens": (options.max_tokens, int, 1, 2**31 - 1),
             "temperature": (options.temperature, (int, float), 0, np.inf),
@@ -104,7 +105,9 @@ class Requests:
             if value is None and name != "num_samples":
                 continue
             if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high or value == np.inf:
-                expected = f"{'an integer' if kind is int else 'a number'} from {low}{f' to {high}' if high < np.inf else ' on'}"
+                expected = (
+                    f"{'an integer' if kind is int else 'a number'} from {low}{f' to {high}' if high < np.inf else ' on'}"
+                )
                 yield Problem(path=name, found=repr(value), expected=expected)
             elif name == "top_p" and value == 0:
                 yield Problem(path=name, found="0", expected="above 0; 1.0 samples from all tokens")

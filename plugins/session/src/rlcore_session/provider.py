@@ -9,7 +9,7 @@ from rlcore.spi import CheckContext, Note, Problem, Provider
 
 @frozen(kw_only=True)
 class SessionConfig:
-    """`[algorithm.session]`: written by `rlcore.open`. A recipe names no such algorithm."""
+    """`[algorithm.own_loop]`: written by `rlcore.open`. A recipe names no such algorithm."""
 
     opened: bool = False
     """True in the plan of a session."""
@@ -22,14 +22,14 @@ def check(context: CheckContext, config: SessionConfig) -> Iterator[Problem | No
     if not config.opened:
         yield Problem(
             path="algorithm.name",
-            found='"session", which makes no steps of its own',
+            found='"own_loop", which makes no steps of its own',
             expected="an algorithm that trains",
             remedy="A program opens a session with rlcore.open(recipe), and makes the steps.",
         )
 
 
 PROVIDER = Provider(
-    name="session",
+    name="own_loop",
     spi=(2, 0),
     config=SessionConfig,
     backend="rlcore_session.algorithm:SessionAlgorithm",

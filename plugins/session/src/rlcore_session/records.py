@@ -45,8 +45,8 @@ class Datum:
 
     @classmethod
     def of(cls, completion: Completion, **columns: Any) -> "Datum":
-        """A prompt with its completion, whose tokens alone take part in the loss, and its `generation_logprobs`. Further columns
-        are a number for all tokens of the completion, or an array [T] of one each."""
+        """A prompt with its completion, whose tokens alone take part in the loss, and their `generation_logprobs`. A further
+        column is a number for all tokens of the completion, or an array [T] of one each."""
         before, length = len(completion.prompt), len(completion.tokens)
         values = {"generation_logprobs": completion.logprobs, **columns}
         return cls(

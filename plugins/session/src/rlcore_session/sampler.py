@@ -138,7 +138,9 @@ class _Stream:
         with self._sampler.changed:
             for place, number in enumerate(samples.tolist()):
                 call = next(one for one in reversed(self._calls) if one.first <= number)
-                call.samples[number - call.first] = _completion(responses, place, call.prompt(number - call.first), self._sampler.version)
+                call.samples[number - call.first] = _completion(
+                    responses, place, call.prompt(number - call.first), self._sampler.version
+                )
                 if len(call.samples) == call.num_samples:
                     self._sampler.done(call)
                     answered.append(call)

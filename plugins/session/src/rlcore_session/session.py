@@ -8,8 +8,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-import numpy as np
-
 from rlcore.run.execution.context import execution
 from rlcore.run.execution.weight_sync import GeneratorSync, weight_sync_of
 from rlcore.run.interrupt import InterruptGuard
@@ -116,7 +114,8 @@ class Session:
         A prompt is a text, a chat (a list of messages), or a list of token ids. What is None is what [rollout] says. The same
         seed and weights give the same samples; without one the seeds follow from run.seed and the number of the call.
         """
-        options = SampleOptions(
+        call = self.begin_sampling(
+            prompts,
             num_samples=num_samples,
             max_tokens=max_tokens,
             temperature=temperature,
@@ -126,15 +125,14 @@ class Session:
             stop_token_ids=stop_token_ids,
             seed=seed,
         )
-        call = self.begin_sampling(prompts, options)
         if self._generator_thread.is_current:
             self._generate()
         return grouped(call.result(), num_samples)
 
-    def begin_sampling(self, prompts: Sequence[Any], options: SampleOptions) -> "Future[list[Completion]]":
-        """Return the future of the samples of a call, those of a prompt adjacent."""
+    def begin_sampling(self, prompts: Sequence[Any], **options: Any) -> "Future[list[Completion]]":
+        """Return the future of the samples of a call, those of a prompt adjacent. `options` are those of `sample`."""
         self._require_open()
-        call = SampleCall(self._requests.request(prompts, options, next(self._numbers)))
+        call = SampleCall(self._requests.request(prompts, SampleOptions(**options), next(self._numbers)))
         self._sampler.add(call)
         self._generator_thread.submit(self._generate)
         return call.future

@@ -54,7 +54,9 @@ class Storage:
             found = (newest_checkpoint(root, LOG.warning) for root in roots)
             checkpoint = next((one for one in found if one is not None), None)
         if checkpoint is None:
-            raise CheckpointError(f"{path} holds no checkpoint; expected the directory of Session.save or of a run, or one of it")
+            raise CheckpointError(
+                f"{path} holds no checkpoint; expected the directory of Session.save or of a run, or one of it"
+            )
         state = read_loop_state(require_intact(checkpoint))
         check_trainer(self.plan, checkpoint, state)
         if changes := [change for change in model_changes(self.plan, state) if change.key == "model.path"]:
@@ -70,7 +72,9 @@ class Storage:
             problems.append(Problem(path="kind", found=repr(kind), expected='"hf" or "peft"'))
         if kind == "peft" and self.plan.recipe.lora is None:
             expected = '"hf": there are no adapters'
-            problems.append(Problem(path="kind", found='"peft", without a [lora]', expected=expected, remedy="Or write [lora]."))
+            problems.append(
+                Problem(path="kind", found='"peft", without a [lora]', expected=expected, remedy="Or write [lora].")
+            )
         if kind == "hf" and not self.backends.trainer.has(capabilities.SAVE_HF):
             name = self.plan.chosen["trainer"].name
             expected = "a trainer with the capability `save_hf`"

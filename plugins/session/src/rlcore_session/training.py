@@ -60,7 +60,12 @@ class Training:
         return split(evolve(reference, group=group).of_batch(batch, self.version), batch)
 
     def forward_backward(
-        self, batch: TokenBatch, loss: str | LossSpec | Derivatives, config: Any, counts: GlobalCounts | None, temperature: float
+        self,
+        batch: TokenBatch,
+        loss: str | LossSpec | Derivatives,
+        config: Any,
+        counts: GlobalCounts | None,
+        temperature: float,
     ) -> Gradients:
         """Add the gradients of a loss."""
         trainer = self._trainer(temperature)
@@ -71,9 +76,7 @@ class Training:
                 raise CallError([Problem(path="config", found=f"{config!r:.80}", expected="None: the loss is a function")])
             given = loss(split(trainer.logprobs(batch, _every(batch), "policy", self.version), batch))
             spec, batch = LINEAR, batch.with_token_column(DERIVATIVES, derivatives_of(given, batch))
-        minibatch = Minibatch(
-            batch=batch, sequences=_every(batch), counts=counts or batch.counts(), schedule_step=self.version
-        )
+        minibatch = Minibatch(batch=batch, sequences=_every(batch), counts=counts or batch.counts(), schedule_step=self.version)
         returns, pieces, self.pieces = trainer.has(capabilities.STEP_LOGPROBS), self.pieces, 0
         own = None if returns else trainer.logprobs(batch, _every(batch), "policy", self.version)
         try:

@@ -95,32 +95,21 @@ class MinibatchTrainer(ABC):
         self, minibatch: Minibatch, loss: spi.LossSpec, weight_version: int, *, bounds: Mapping[str, float], logprobs: bool
     ) -> tuple[spi.TrainStepResult, Float32Array | None]:
         """Make one optimizer step on the minibatch. Return its log-probabilities where asked for."""
-        request = spi.TrainStepRequest(
-            microbatches=(),
-            counts=minibatch.counts,
-            loss=loss,
-            temperature=self.temperature,
-            weight_version=weight_version,
-            bounds=bounds,
-            schedule_step=minibatch.schedule_step if self.has(spi.capabilities.SCHEDULE_STEP) else weight_version,
-            logprobs=logprobs,
-        )
-        return self._train(request, minibatch)
+        schedule_step = minibatch.schedule_step if self.has(spi.capabilities.SCHEDULE_STEP) else weight_version
+        fields = self._fields(minibatch, loss, weight_version, logprobs)
+        return self._train(spi.TrainStepRequest(**fields, bounds=bounds, schedule_step=schedule_step), minibatch)
 
     def forward_backward(
         self, minibatch: Minibatch, loss: spi.LossSpec, weight_version: int, *, piece: int, logprobs: bool
     ) -> tuple[spi.ForwardBackwardResult, Float32Array | None]:
         """See TrainerGroup."""
-        request = spi.ForwardBackwardRequest(
-            microbatches=(),
-            counts=minibatch.counts,
-            loss=loss,
-            temperature=self.temperature,
-            weight_version=weight_version,
-            piece=piece,
-            logprobs=logprobs,
-        )
-        return self._train(request, minibatch)
+        fields = self._fields(minibatch, loss, weight_version, logprobs)
+        return self._train(spi.ForwardBackwardRequest(**fields, piece=piece), minibatch)
+
+    def _fields(self, minibatch: Minibatch, loss: spi.LossSpec, weight_version: int, logprobs: bool) -> dict[str, Any]:
+        """The fields that requests for gradients have in common."""
+        known = {"counts": minibatch.counts, "loss": loss, "weight_version": weight_version, "logprobs": logprobs}
+        return {**known, "microbatches": (), "temperature": self.temperature}
 
     def at_temperature(self, temperature: float) -> Any:
         """See TrainerGroup. Subclasses are attrs classes."""

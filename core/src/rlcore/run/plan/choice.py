@@ -206,42 +206,33 @@ def generator_needs(recipe: Recipe) -> dict[str, str]:
 
 def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
     """Capabilities that the recipe and its algorithm need of the trainer."""
-    needs = {}
-    if algorithm.needs.reference_logprobs:
-        needs[capabilities.REFERENCE_POLICY] = f"algorithm {recipe.algorithm.name!r} compares with the reference policy"
-    apart = recipe.cluster is not None and recipe.cluster.reference_gpus_per_node > 0
-    if algorithm.needs.reference_logprobs and apart:
-        needs[capabilities.REFERENCE_ALONE] = "cluster.reference_gpus_per_node holds the reference apart from the policy"
-    if recipe.reference is not None:
-        needs[capabilities.REFERENCE_MODEL] = f"reference.path = {recipe.reference.path!r}"
-    if algorithm.needs.previous_logprobs:
-        needs[capabilities.PREVIOUS_LOGPROBS] = f"algorithm {recipe.algorithm.name!r} compares with the start of the step"
-    if recipe.schedule.decay != "constant" or recipe.schedule.warmup_steps:
-        needs[capabilities.SCHEDULE_STEP] = "[schedule] changes the learning rate over the run"
-    if algorithm.needs.split_step:
-        needs[capabilities.SPLIT_STEP] = f"algorithm {recipe.algorithm.name!r} makes optimizer steps in pieces"
-    num_ranks = 1 if recipe.cluster is None else max(recipe.cluster.world_size, recipe.cluster.num_reference_ranks)
-    if num_ranks > 1:
-        needs[capabilities.MULTI_RANK] = f"[cluster] has {num_ranks} ranks"
-    if algorithm.needs.head == "value":
-        needs[capabilities.VALUE_HEAD] = f"algorithm {recipe.algorithm.name!r} trains a model of values"
+    asked, name, cluster = algorithm.needs, f"algorithm {recipe.algorithm.name!r}", recipe.cluster
+    reference, critic = recipe.reference, recipe.critic or CriticConfig()
+    num_ranks = 1 if cluster is None else max(cluster.world_size, cluster.num_reference_ranks)
+    apart = asked.reference_logprobs and cluster is not None and cluster.reference_gpus_per_node > 0
+    changes_rate = recipe.schedule.decay != "constant" or recipe.schedule.warmup_steps > 0
+    rows = (
+        (asked.reference_logprobs, capabilities.REFERENCE_POLICY, f"{name} compares with the reference policy"),
+        (apart, capabilities.REFERENCE_ALONE, "cluster.reference_gpus_per_node holds the reference apart from the policy"),
+        (reference is not None, capabilities.REFERENCE_MODEL, f"reference.path = {reference and reference.path!r}"),
+        (asked.previous_logprobs, capabilities.PREVIOUS_LOGPROBS, f"{name} compares with the start of the step"),
+        (changes_rate, capabilities.SCHEDULE_STEP, "[schedule] changes the learning rate over the run"),
+        (asked.split_step, capabilities.SPLIT_STEP, f"{name} makes optimizer steps in pieces"),
+        (num_ranks > 1, capabilities.MULTI_RANK, f"[cluster] has {num_ranks} ranks"),
+        (asked.head == "value", capabilities.VALUE_HEAD, f"{name} trains a model of values"),
+        (asked.critic, capabilities.VALUE_HEAD, f"{name} trains a critic"),
+        (critic.export, capabilities.SAVE_HF, "critic.export = true"),
+        (asked.entropy, capabilities.ENTROPY, f"{name} asks for the entropy"),
+        (recipe.lora is not None, capabilities.LORA, "[lora] trains adapters"),
+        (recipe.checkpoint.export == "hf", capabilities.SAVE_HF, 'checkpoint.export = "hf"'),
+        (recipe.checkpoint_evaluation is not None, capabilities.SAVE_HF, "[checkpoint_evaluation] exports checkpoints' models"),
+        (recipe.rollout.replay_routing, capabilities.ROUTING_REPLAY, "rollout.replay_routing = true"),
+    )
+    needs = {capability: reason for is_needed, capability, reason in rows if is_needed}
     needs |= _optimizer_needs("optimizer", recipe.optimizer)
-    if algorithm.needs.critic:
-        needs[capabilities.VALUE_HEAD] = f"algorithm {recipe.algorithm.name!r} trains a critic"
-        needs = _optimizer_needs("critic", (recipe.critic or CriticConfig()).optimizer(recipe.optimizer)) | needs
-    if recipe.critic is not None and recipe.critic.export:
-        needs[capabilities.SAVE_HF] = "critic.export = true"
-    if algorithm.needs.entropy:
-        needs[capabilities.ENTROPY] = f"algorithm {recipe.algorithm.name!r} asks for the entropy"
-    if recipe.lora is not None:
-        needs[capabilities.LORA] = "[lora] trains adapters"
-    if recipe.checkpoint.export == "hf":
-        needs[capabilities.SAVE_HF] = 'checkpoint.export = "hf"'
-    if recipe.checkpoint_evaluation is not None:
-        needs[capabilities.SAVE_HF] = "[checkpoint_evaluation] exports the model of a checkpoint"
-    if recipe.rollout.replay_routing:
-        needs[capabilities.ROUTING_REPLAY] = "rollout.replay_routing = true"
-    if replays_sampling_mask(recipe, algorithm.needs):
+    if asked.critic:
+        needs = _optimizer_needs("critic", critic.optimizer(recipe.optimizer)) | needs
+    if replays_sampling_mask(recipe, asked):
         needs |= mask_needs(recipe, capabilities.SAMPLING_MASK_REPLAY)
     return needs | _refit_needs(recipe) | _image_needs(recipe)
 

@@ -63,7 +63,8 @@ def save(
 def load(directory: Path, models: Sequence[Any], optimizer: MegatronOptimizer, *, with_state: bool = True) -> int:
     """Fill weights and optimizer from the checkpoint of any layout, together with all other ranks; returns the weight version.
 
-    Without `with_state` the optimizer begins anew. What can be checked is checked before the first byte is copied, by rank 0, which alone reads what describes the checkpoint.
+    Without `with_state` the optimizer begins anew. What can be checked is checked before the first byte is copied, by rank 0,
+    which alone reads what describes the checkpoint.
     CheckpointError on every rank.
     """
     shards = shards_of(models, optimizer)
