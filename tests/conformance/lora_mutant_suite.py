@@ -14,6 +14,7 @@ from rlcore_torchkit.refit.digest import make_buckets
 
 BEGINNING = "test_adapters_begin_without_effect"
 PRODUCTS = "test_weights_change_by_low_rank_products"
+BY_TURNS = "test_adapters_by_turns_train_as_alone"
 RESUMED = "test_resumed_adapters_take_the_step_that_would_have_followed"
 
 
@@ -83,6 +84,67 @@ class ForgetsMoments(WrongTrainer):
         result = super().load_state(request)
         optimizer = next(value for value in vars(self).values() if isinstance(value, Optimizer))
         optimizer.state.clear()
+        return result
+
+
+class SharesMoments(WrongTrainer):
+    """All adapters have the optimizer's state of the one that trains."""
+
+    check = BY_TURNS
+
+    @hookimpl
+    def use_adapter(self, request):
+        optimizer = self.optimizer()
+        kept = {parameter: dict(state) for parameter, state in optimizer.state.items()}
+        result = super().use_adapter(request)
+        if request.seed is None:
+            optimizer.state.update(kept)
+        return result
+
+    def optimizer(self):
+        return next(value for value in vars(self).values() if isinstance(value, Optimizer))
+
+
+class LosesGradients(WrongTrainer):
+    """Whoever comes back finds the gradients of its pieces dropped."""
+
+    check = BY_TURNS
+
+    @hookimpl
+    def use_adapter(self, request):
+        result = super().use_adapter(request)
+        for parameter in self.policy.parameters():
+            parameter.grad = None if parameter.grad is None else 0 * parameter.grad
+        return result
+
+
+class SharesDropout(WrongTrainer):
+    """All adapters drop the inputs that the last one begun drops."""
+
+    check = BY_TURNS
+
+    @hookimpl
+    def use_adapter(self, request):
+        seed = self.adapters.seed
+        result = super().use_adapter(request)
+        if request.seed is None:
+            self.adapters.seed = seed
+        return result
+
+
+class BeginsAsTheFirst(WrongTrainer):
+    """A new adapter has the weights of the one before it."""
+
+    check = BY_TURNS
+
+    @hookimpl
+    def use_adapter(self, request):
+        before = {name: p.detach().clone() for name, p in self.policy.named_parameters() if p.requires_grad}
+        result = super().use_adapter(request)
+        if request.seed is not None:
+            with torch.no_grad():
+                for name, values in before.items():
+                    self.policy.get_parameter(name).copy_(values)
         return result
 
 

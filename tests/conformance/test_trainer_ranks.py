@@ -22,7 +22,9 @@ def test_a_port_that_someone_else_took_is_tried_anew(tmp_path, monkeypatch, num_
             (Path(tmp_path) / f"report-{rank}").write_bytes(serialization.dumps(rank))
 
     monkeypatch.setattr(trainer_ranks, "launch", launched)
-    job = RankJob(provider=None, config=None, context=None, tolerance=0.0, directory=tmp_path, steps=(), refused={})
+    job = RankJob(
+        provider=None, config=None, context=None, tolerance=0.0, directory=tmp_path, steps=(), splits=False, refused={}
+    )
     if fails:
         with pytest.raises(AssertionError, match="Address already in use"):
             trainer_ranks.launched(job)

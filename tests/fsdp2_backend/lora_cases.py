@@ -26,7 +26,17 @@ from rank_launch import launch, once
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rlcore.spi import CloseRequest, LogprobsRequest, SaveStateRequest, TokenBatch, TrainerContext
+from rlcore.spi import (
+    CloseRequest,
+    LogprobsRequest,
+    OptimStepRequest,
+    SaveStateRequest,
+    TokenBatch,
+    TrainerContext,
+    TrainStepRequest,
+    UseAdapterRequest,
+)
+from rlcore_conformance.trainers.pieces import piece_of
 from rlcore_torchkit.testing.models import make_model
 
 ARCHITECTURES = ("qwen2", "qwen3", "qwen3_moe")
@@ -114,7 +124,11 @@ def _check(rank: int, root: Path, layout: Layout, architecture: str, make: MakeB
         if version == SAVE_AFTER:
             _save(backend, directory / "resume", "resume")
         batch = BATCHES[version]
-        backend.train_step(step_request(_share(batch, backend), batch.counts(), version))
+        request = step_request(_share(batch, backend), batch.counts(), version)
+        if version == 1:
+            _step_around_another(backend, request)
+        else:
+            backend.train_step(request)
     reference, policy = (_logprobs(backend, model, NUM_STEPS) for model in ("reference", "policy"))
     merged = exported(backend, NUM_STEPS)
     _save(backend, directory / "peft", "peft")
@@ -127,6 +141,18 @@ def _check(rank: int, root: Path, layout: Layout, architecture: str, make: MakeB
     assert max(float(np.abs(after - initial).max()) for after, initial in zip(reference, before[1], strict=True)) == 0.0
     assert max(float(np.abs(policy - begun).max()) for policy, begun in zip(*before, strict=True)) == 0.0
     assert max(float(np.abs(now - begun).max()) for now, begun in zip(policy, reference, strict=True)) > 1e-3
+
+
+def _step_around_another(backend: Any, request: TrainStepRequest) -> None:
+    """Make a step in two pieces, between which another adapter trains."""
+    first, second = request.microbatches
+    backend.forward_backward(piece_of(request, (first,), 0))
+    backend.use_adapter(UseAdapterRequest(name="other", seed=9))
+    batch = BATCHES[0]
+    backend.train_step(step_request(_share(batch, backend), batch.counts(), 0))
+    backend.use_adapter(UseAdapterRequest(name=""))
+    backend.forward_backward(piece_of(request, (second,), 1))
+    backend.optim_step(OptimStepRequest(pieces=2, weight_version=request.weight_version))
 
 
 def _share(batch: TokenBatch, backend: Any) -> tuple[TokenBatch, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from rlcore_conformance.trainers.pieces import step_in_pieces
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.modules.model import unwrapped
 from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_torchkit.forward import image_forward
 from rlcore_torchkit.testing.image_models import make_image_model
 
 NUM_STEPS, NUM_SEQUENCES = 3, 6
@@ -163,6 +165,16 @@ def own_sequences(backend: MegatronBackend) -> list[int]:
 def check_row(place: Place, row: Row) -> None:
     """Log-probabilities, three steps with the gradients and figures of one process, and weights that are its own; those of the
     tower on each rank that holds it."""
+    decoded: list[bytes] = []
+    decode = image_forward.decode_image
+    with patch.object(image_forward, "decode_image", lambda file: (decoded.append(file), decode(file))[1]):
+        reads_pixels = compare_row(place, row)
+    with place.comparing():
+        assert bool(decoded) == reads_pixels, "of a pipeline's stages the first alone decodes images"
+
+
+def compare_row(place: Place, row: Row) -> bool:
+    """Compare, and return whether this rank holds the tower and has sequences with images."""
     bounds = place.bounds
     expected = torch.load(expected_file(place.root, row.family, row.frozen))
     backend, steps = place.backend(row), batches(model_of(place.root, row.family))
@@ -197,7 +209,11 @@ def check_row(place: Place, row: Row) -> None:
         ours, theirs = ({name: tensors[name] for name in compared} for tensors in (after, wanted))
         assert_elements(ours, theirs, evolve(bounds, element=max(bounds.element, WEIGHT)))
     check_own_tower(place, backend, after)
+    reads_pixels = unwrapped(backend.models)[0].vision is not None and any(
+        batch.images is not None and batch.images[number] for batch in steps for number in sequences
+    )
     backend.close(CloseRequest())
+    return reads_pixels
 
 
 def check_own_tower(place: Place, backend: MegatronBackend, after: Mapping[str, torch.Tensor]) -> None:

@@ -150,7 +150,8 @@ def test_weights_and_moments_go_by_megatrons_names(trained: MegatronBackend, tmp
     """Whatever the layout, under names that any reader of the format finds them by; the weights as they are exported."""
     save(trained, tmp_path / "saved")
     index = json.loads((tmp_path / "saved" / "trainer.json").read_text())
-    assert index == {"format": 1, "weight_version": 2, "optimizer_steps": 2, "world_size": 1}
+    optimizer = {"name": "adamw", "moments": "float32", "outside_muon": []}
+    assert index == {"format": 1, "weight_version": 2, "optimizer_steps": 2, "world_size": 1, "optimizer": optimizer}
     stored = _load_state_dict_from_keys(checkpoint_id=tmp_path / "saved" / "state")
     name = "decoder.layers.3.mlp.linear_fc1.weight"
     assert {f"{prefix}{name}{half}" for prefix in PREFIXES for half in ("_w", "_v")} <= stored.keys()

@@ -1,5 +1,6 @@
 """Forms of multi-latent attention beside that of test_layout's table, against plain transformers in one process."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,19 @@ from megatron_support import (
     step_request,
 )
 
-from rlcore.spi import ROUTED_EXPERTS, CloseRequest, LogprobsRequest, LossSpec, NonFiniteError, SaveStateRequest
+from rlcore.spi import (
+    ROUTED_EXPERTS,
+    CheckContext,
+    CloseRequest,
+    LogprobsRequest,
+    LossSpec,
+    ModelSpec,
+    NonFiniteError,
+    SaveStateRequest,
+)
+from rlcore_megatron.checks.check import check
 from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_torchkit.huggingface.models import any_decoder_problems
 
 VARIANTS = {
     "queries from hidden states": {"q_lora_rank": None, "rope_parameters": None},
@@ -56,6 +68,45 @@ def test_log_probabilities_and_gradients_are_those_of_transformers(tmp_path: Pat
     request = evolve(request, microbatches=(written,), weight_version=1)
     with torch.no_grad():
         expected, _ = Reference(tmp_path / "saved", OPTIMIZER).logprobs(written)
+    np.testing.assert_allclose(np.concatenate(backend.get_logprobs(request).logprobs), expected.numpy(), atol=BOUND)
+    backend.close(CloseRequest())
+
+
+KIMI = {
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.827,
+    "rope_parameters": {"rope_type": "yarn", "rope_theta": 5e4, "factor": 32.0, "original_max_position_embeddings": 16}
+    | {"beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+}
+"""Kimi-K2's sizes that are no widths, by its config.json on the Hub."""
+OF_THE_HUB = {
+    "model_type": "kimi_k2",
+    "auto_map": {
+        "AutoConfig": "configuration_deepseek.DeepseekV3Config",
+        "AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM",
+    },
+}
+
+
+def test_kimi_k2_is_refused_by_its_name_and_computed_by_that_of_its_architecture(tmp_path: Path) -> None:
+    directory, batch = make_own(tmp_path / "model", "deepseek_v3", num_hidden_layers=2, **KIMI), make_batch(seed=1)
+    file = directory / "config.json"
+    named = file.read_text()
+    file.write_text(json.dumps({**json.loads(named), **OF_THE_HUB}))
+    context = CheckContext(model=ModelSpec(path=str(directory)), device="cpu", world_size=1, max_sequence_length=64)
+    for problems in (check(context, MegatronConfig()), any_decoder_problems(context.model)):
+        (problem,) = problems
+        assert (problem.path, problem.found.partition(",")[0]) == (str(file), "model_type kimi_k2")
+        assert problem.remedy == 'Set "model_type" to "deepseek_v3" in a local config.json, and remove its auto_map'
+    content = {**json.loads(file.read_text()), "model_type": "deepseek_v3"}
+    del content["auto_map"]
+    file.write_text(json.dumps(content))
+    with torch.no_grad():
+        expected, _ = Reference(directory, OPTIMIZER).logprobs(batch)
+    backend = make_backend(directory)
+    request = LogprobsRequest(microbatches=(batch,), model="policy", temperature=TEMPERATURE, entropy=False, weight_version=0)
     np.testing.assert_allclose(np.concatenate(backend.get_logprobs(request).logprobs), expected.numpy(), atol=BOUND)
     backend.close(CloseRequest())
 

@@ -688,8 +688,8 @@ FAULTS = (
     Fault(
         "the rate is read at the weights' version",
         "rlcore_fsdp2.backend",
-        "self._context.schedule.share(schedule_step, ",
-        "self._context.schedule.share(self._weight_version, ",
+        "step_settings(self._context, schedule_step, given)",
+        "step_settings(self._context, self._weight_version, given)",
         WITHOUT_KL,
     ),
     Fault(

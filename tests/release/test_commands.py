@@ -33,7 +33,7 @@ RUN = {
     "make docs": WORKFLOW,
     "pip install torch": WORKFLOW,
     "pip install --find-links dist 'rlcore[laptop]'": WORKFLOW,
-    "pip install --find-links dist 'rlcore[rollout]' rlcore-megatron rlcore-transformers rlcore-grpo": WORKFLOW,
+    "pip install --find-links dist 'rlcore[rollout]' rlcore-doctor rlcore-megatron rlcore-transformers rlcore-grpo": WORKFLOW,
     "rlcore plugins": WORKFLOW,
     "rlcore check recipe.toml": README_TEST,
     "rlcore train recipe.toml": README_TEST,

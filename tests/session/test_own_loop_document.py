@@ -60,3 +60,9 @@ def test_function_of_pairs_prefers_the_first(run):
 def test_coroutines(run, capsys):
     run("tasks.py")
     assert capsys.readouterr().out.count(",") == 4
+
+
+def test_adapters_learn_by_turns(run, folder):
+    for name, losses in run("adapters.py")["losses"].items():
+        assert losses[-1] < 0.5 * losses[0]
+        assert (folder / "adapters" / name / "adapter_model.safetensors").is_file()

@@ -8,10 +8,11 @@ import torch
 from PIL import Image
 
 from rlcore.spi import ContractError, ModelSpec
-from rlcore_model_files.images import load_image_processor
+from rlcore_model_files.images import image_size, load_image_processor
 from rlcore_torchkit.forward.context_parallel import ContextPart
 from rlcore_torchkit.forward.image_forward import (
     freeze_vision,
+    grids_of,
     patch_any_decoder,
     pixels_of,
     place_images,
@@ -51,6 +52,39 @@ def test_an_image_that_occurs_again_has_the_same_pixels(processor):
     assert grids.tolist() == [[1, 2, 4], [1, 6, 2], [1, 2, 4]]
     alone = [pixels_of(processor, [file])[0] for file in files]
     assert torch.equal(pixels, torch.cat(alone))
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_sizes_alone_say_the_grids_of_qwens_processors(tmp_path, monkeypatch, family):
+    directory = make_image_model(tmp_path / "model", family)
+    processor = load_image_processor(str(directory), None, trust_remote_code=False)
+    random = np.random.default_rng(5)
+    files = [png(int(width), int(height)) for width, height in random.integers(4, 200, (20, 2))]
+    expected = pixels_of(processor, files)[1]
+    monkeypatch.setattr("rlcore_torchkit.forward.image_forward.decode_image", None)
+    found = grids_of(processor, files)
+    assert found.dtype == expected.dtype
+    assert torch.equal(found, expected)
+    assert [processor.get_number_of_image_patches(*image_size(file), {}) for file in files] == found.prod(1).tolist()
+
+
+def test_other_processors_make_the_pixels_for_the_grids():
+    class Other:
+        def __call__(self, images, return_tensors):
+            return {"pixel_values": torch.zeros(len(images), 3), "image_grid_thw": torch.ones(len(images), 3).long()}
+
+    assert grids_of(Other(), [png(8, 8), png(16, 8)]).tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+def test_positions_without_pixels_are_those_with_them(model, processor):
+    pad, files = model.config.image_token_id, (png(16, 8), png(8, 24, seed=1))
+    counts = [int(grid.prod()) // model.config.vision_config.spatial_merge_size**2 for grid in pixels_of(processor, files)[1]]
+    tokens = torch.tensor([5, *[pad] * counts[0], 6, *[pad] * counts[1], 7])
+    packed = PackedSequences.from_offsets(np.array([0, len(tokens)]), torch.device("cpu"))
+    whole = shown_images(processor, model, tokens, packed, (files,))
+    alone = shown_images(processor, model, tokens, packed, (files,), has_pixels=False)
+    assert alone.pixels.shape == (0, 0)
+    assert all(torch.equal(getattr(alone, name), getattr(whole, name)) for name in ("grids", "places", "positions"))
 
 
 def test_places_and_positions_of_each_sequence(model):

@@ -156,6 +156,50 @@ def test_an_image_processor_has_to_load(
     assert all("preprocessor_config.json" in problem.expected for problem in problems)
 
 
+PROCESSOR = "preprocessor_config.json"
+FETCHED = {
+    "all files": ((PROCESSOR,), (), False, []),
+    "not asked for yet": ((), (), False, []),
+    "not asked for yet, and offline": ((), (), True, ["acme/images"]),
+    "the Hub has none": ((), (PROCESSOR, "processor_config.json"), False, ["acme/images"]),
+    "the Hub may have one": ((), (PROCESSOR,), False, []),
+}
+"""The processor's files that were fetched, those that the Hub has not, whether it may be asked, and the problems' paths."""
+
+
+@pytest.mark.parametrize(("fetched", "absent", "offline", "paths"), FETCHED.values(), ids=FETCHED)
+def test_a_fetched_model_of_images_has_an_image_processor(
+    context: CheckContext,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fetched: tuple[str, ...],
+    absent: tuple[str, ...],
+    offline: bool,
+    paths: list[str],
+) -> None:
+    """In the Hub's cache, with which nothing is fetched."""
+    repository = tmp_path / "models--acme--images"
+    snapshot = repository / "snapshots" / "0"
+    whole = make_image_model(tmp_path / "whole", "qwen3_vl")
+    for name in ("config.json", *fetched):
+        snapshot.mkdir(parents=True, exist_ok=True)
+        shutil.copy(whole / name, snapshot / name)
+    for name in absent:
+        (repository / ".no_exist" / "0").mkdir(parents=True, exist_ok=True)
+        (repository / ".no_exist" / "0" / name).touch()
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr("socket.getaddrinfo", None)
+    hub = evolve(context, model=ModelSpec(path="acme/images"))
+    problems = list(trained_model_problems(hub, any_decoder=True))
+    assert [problem.path for problem in problems] == paths
+    assert all(PROCESSOR in problem.expected for problem in problems)
+    trusted = evolve(hub, model=evolve(hub.model, trust_remote_code=True))
+    assert list(trained_model_problems(trusted, any_decoder=True)) == []
+
+
 def test_no_stated_limit_is_no_limit(context: CheckContext, tmp_path: Path) -> None:
     assert found(evolve(edited(context, tmp_path, max_position_embeddings=None), max_sequence_length=10**6)) == []
 

@@ -15,6 +15,7 @@ from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.spi import (
     FinishReason,
+    ForwardBackwardResult,
     GenerateResult,
     GeneratorContext,
     Head,
@@ -22,6 +23,7 @@ from rlcore.spi import (
     LogprobsResult,
     ModelSpec,
     NamedTensor,
+    OptimStepResult,
     Provider,
     RankInfo,
     RefitResult,
@@ -32,6 +34,7 @@ from rlcore.spi import (
     TrainerContext,
     TrainerLayout,
     TrainStepResult,
+    UseAdapterResult,
     ValuesResult,
     WeightBucket,
     WeightExport,
@@ -67,12 +70,29 @@ class FakeTrainer:
         self.layout = TrainerLayout()
         self.weights = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.float32)}
         self.calls = []
+        self.versions = {}
+        """Those that use_adapter returns."""
 
     @hookimpl
     def train_step(self, request):
         self.calls.append("train_step")
         version = request.weight_version + 1
         return TrainStepResult(weight_version=version, loss=0.5, grad_norm=1.0, learning_rate=1e-3, metrics={"kl": 0.1})
+
+    @hookimpl
+    def forward_backward(self, request):
+        self.calls.append("forward_backward")
+        logprobs = tuple(_ragged(batch, -1.0) for batch in request.microbatches) if request.logprobs else None
+        return ForwardBackwardResult(loss=0.5, metrics={"kl": 0.1}, logprobs=logprobs, weight_version=request.weight_version)
+
+    @hookimpl
+    def optim_step(self, request):
+        self.calls.append("optim_step")
+        return OptimStepResult(weight_version=request.weight_version + 1, grad_norm=1.0, learning_rate=1e-3)
+
+    @hookimpl
+    def use_adapter(self, request):
+        return UseAdapterResult(weight_version=0 if request.seed is not None else self.versions[request.name])
 
     @hookimpl
     def get_logprobs(self, request):
@@ -209,8 +229,8 @@ def observing(*observers: object) -> list[ObserverEntry]:
 
 
 def _with_hooks(base: type, hooks: Mapping[str, Callable[..., Any]]) -> type:
-    """A subclass in which each given function(self, request) is the hook of its name."""
-    return type(base.__name__, (base,), {name: hookimpl(function) for name, function in hooks.items()})
+    """A subclass in which each given function(self, request) is the hook of its name; None stands for no hook."""
+    return type(base.__name__, (base,), {name: function and hookimpl(function) for name, function in hooks.items()})
 
 
 @pytest.fixture

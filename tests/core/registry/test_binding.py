@@ -221,7 +221,7 @@ def test_a_reference_alone_needs_its_capability_and_a_reference(entry, backends,
 def test_hooks_that_the_role_has_not_are_refused(entry, backends):
     misspelt = marked(lambda self, request: None)
     (problem,) = problems_of(entry, subclass(backends, train_stpe=misspelt))
-    assert problem.startswith("Backend.train_stpe: no hook of this role; its hooks are train_step, get_logprobs")
+    assert problem.startswith("Backend.train_stpe: no hook of this role; its hooks are train_step, forward_backward")
 
 
 def test_answering_by_another_name_is_refused(entry, backends):

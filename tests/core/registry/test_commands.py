@@ -7,10 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 from rlcore.cli.main import cli
-from rlcore.cli.plugins import added_commands, plugins_json
 from rlcore.published_plugins import published
 from rlcore.registry.discovery import discover
 from rlcore.registry.run_parts import commands
+from rlcore_doctor.plugins_command import added_commands, plugins_json
 
 DESCRIPTION = """
 from rlcore.spi import CommandSpec

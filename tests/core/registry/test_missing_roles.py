@@ -29,7 +29,7 @@ def test_missing_roles_are_reported_with_the_install_command(
 ) -> None:
     """The core brings environments itself."""
     registry = Registry.from_providers({role: [make_provider("swift")] for role in present})
-    assert missing_text(registry, "cpu") == told
+    assert missing_text(registry) == told
 
 
 def test_a_plugin_that_cannot_be_used_fills_no_role_and_one_for_another_device_does(
@@ -38,6 +38,6 @@ def test_a_plugin_that_cannot_be_used_fills_no_role_and_one_for_another_device_d
     absent = evolve(make_provider("absent"), unavailable=lambda: "its engine is not installed")
     elsewhere = evolve(make_provider("elsewhere"), devices=frozenset({"cuda"}))
     registry = Registry.from_providers({"trainer": [absent], "generator": [elsewhere]})
-    assert missing_roles(registry, "cpu") == ("trainer", "algorithm")
+    assert missing_roles(registry) == ("trainer", "algorithm")
     assert install_line(("trainer", "algorithm")) == "pip install rlcore-fsdp2 rlcore-grpo"
     assert install_line(()) is None

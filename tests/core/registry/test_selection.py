@@ -7,7 +7,7 @@ import attrs
 import pytest
 
 from rlcore.registry.discovery import Registry, discover
-from rlcore.registry.selection import ChosenPlugin, auto_error, explain, load_chosen, passed_over, select
+from rlcore.registry.selection import ChosenPlugin, load_chosen, passed_over, select
 from rlcore.spi import SPI_VERSION, PluginError, capabilities
 
 
@@ -256,30 +256,6 @@ def test_a_duplicate_name_is_resolved_by_disabling_a_distribution(with_duplicate
     assert entry.distribution == "acme-one"
     assert chosen(discover(disable=["acme-two"])) == "twin"
     assert chosen(discover(), "other") == "other"
-
-
-def test_explain_says_usable_or_why_not_and_what_auto_takes(make_provider):
-    registry = registry_of(
-        make_provider("best", priority=9),
-        make_provider("gpu", priority=80, devices=["cuda"]),
-        make_provider("off", unavailable=lambda: "no"),
-    )
-    rows = {row.entry.name: (row.is_usable, row.reason, row.auto) for row in explain(registry, "trainer", "cpu")}
-    assert rows["best"] == (True, None, True)
-    assert rows["off"] == (False, "no", False)
-    assert rows["gpu"][0] is True
-    assert "meant for cuda" in rows["gpu"][1]
-    assert auto_error(registry, "trainer", "cpu") is None
-
-
-def test_explain_marks_duplicates_and_auto_error_says_why_nothing_is_taken(with_duplicate):
-    rows = explain(discover(), "trainer", "cpu")
-    assert [(row.entry.name, row.is_usable, row.auto) for row in rows] == [
-        ("other", True, False),
-        ("twin", False, False),
-        ("twin", False, False),
-    ]
-    assert "duplicate name" in auto_error(discover(), "trainer", "cpu")
 
 
 def test_a_worker_loads_what_the_driver_chose_and_nothing_else(with_broken):

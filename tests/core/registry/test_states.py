@@ -3,17 +3,18 @@
 import pytest
 from attrs import evolve, frozen
 
-from rlcore.cli.plugins import plugins_json, plugins_lines
 from rlcore.config.convert import convert
 from rlcore.config.load import raw_from
 from rlcore.registry.discovery import Entry, ObserverEntry, Registry
-from rlcore.registry.selection import explain, select
+from rlcore.registry.selection import select
 from rlcore.registry.states import entries_by_name, named_state, states_of
 from rlcore.run.plan.choice import choose_plugins
 from rlcore.run.plan.sections import sections, unchecked
 from rlcore.spi import ROLES, ClusterConfig, ConfigError, PluginError
 from rlcore.testing.fakes import fake_registry
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
+from rlcore_doctor.auto_choice import explain
+from rlcore_doctor.plugins_command import plugins_json, plugins_lines
 
 FAKES = {"trainer": FAKE_TRAINER, "generator": FAKE_GENERATOR, "algorithm": FAKE_ALGORITHM, "environment": FAKE_ENVIRONMENT}
 

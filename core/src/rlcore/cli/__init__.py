@@ -1,1 +1,1 @@
-"""The command line: `rlcore train`, `eval`, `check`, `config`, `plugins`, `version`."""
+"""The command line: `rlcore train`, `eval`, `check`, `config`, and the commands that packages add."""

@@ -118,7 +118,7 @@ def build_trainer(
         layout=cast("TrainerLayout", layout),
         head=context.head,
         has_policy=context.needs_policy,
-        has_whole_step=hasattr(backend, "train_step"),
+        has_whole_step=getattr(backend, "train_step", None) is not None,
     )
 
 
@@ -236,9 +236,10 @@ def _class_problems(cls: type, role: Role, provider: Provider) -> Iterator[str]:
     """Yield the faults of a plugin's class before it is built."""
     if role in _SPECS:
         yield from backend_problems(cls, _SPECS[role])
-        hooks = {"get_values": capabilities.VALUE_HEAD, **dict.fromkeys(SPLIT_HOOKS, capabilities.SPLIT_STEP)}
+        hooks = {"get_values": capabilities.VALUE_HEAD, "use_adapter": capabilities.MANY_ADAPTERS}
+        hooks |= dict.fromkeys(SPLIT_HOOKS, capabilities.SPLIT_STEP)
         for name, capability in hooks.items() if role == "trainer" else ():
-            if capability in provider.capabilities and not hasattr(cls, name):
+            if capability in provider.capabilities and getattr(cls, name, None) is None:
                 yield f"{name}: missing; expected it beside the capability {capability!r}"
     elif role == "execution":
         return

@@ -4,7 +4,7 @@ For each call the weights and the other state have to be at these places:
 
 | Call | weights | state | else |
 |---|---|---|---|
-| train_step, forward_backward, optim_step | device | device | |
+| train_step, forward_backward, optim_step, use_adapter | device | device | |
 | get_logprobs, get_values, export_weights | device | any | |
 | refit | device | any | |
 | generate, stream | device | device | the last refit was accepted |
@@ -12,11 +12,11 @@ For each call the weights and the other state have to be at these places:
 | save_state, load_state | any | any | |
 | close | any | any | legal in a failed backend too, and again |
 
-A failed backend allows only close. It fails when train_step, forward_backward, optim_step, set_residency or load_state raises
-(its state is then unknown) or returns what it must not. A NonFiniteError, BoundError or ContractError that one of the first
-three raises itself means that nothing but gradients was changed. A refit that fails leaves a generator without weights that
-count, until the next one is accepted; so does a WorkerError of a generator's set_residency. The other calls read only, and
-leave a backend usable whatever they raise.
+A failed backend allows only close. It fails when one of the calls of the first row, set_residency or load_state raises (its
+state is then unknown) or returns what it must not. A NonFiniteError, BoundError or ContractError that one of the first row
+raises itself means that nothing but gradients was changed. A refit that fails leaves a generator without weights that count,
+until the next one is accepted; so does a WorkerError of a generator's set_residency. The other calls read only, and leave a
+backend usable whatever they raise.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -48,6 +48,7 @@ _NEEDS: dict[str, tuple[bool, bool]] = {
     "train_step": (True, True),
     "forward_backward": (True, True),
     "optim_step": (True, True),
+    "use_adapter": (True, True),
     "get_logprobs": (True, False),
     "get_values": (True, False),
     "export_weights": (True, False),

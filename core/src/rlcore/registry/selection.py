@@ -25,14 +25,6 @@ State: TypeAlias = PluginState[Entry]
 
 
 @frozen(kw_only=True)
-class Row(PluginState[Entry]):
-    """One plugin's row in the listing. `reason` also says why "auto" passes over a usable one."""
-
-    auto: bool
-    """True where "auto" takes the plugin."""
-
-
-@frozen(kw_only=True)
 class ChosenPlugin:
     """The plugin that the driver chose, as plain data for the workers to load."""
 
@@ -57,7 +49,7 @@ def select(
     PluginError lists every installed plugin of the role with the reason why it was not taken.
     """
     states = _states(registry, role, needs, dtype)
-    return _select_auto(role, states, device) if name == AUTO else _select_named(role, name, states)
+    return select_auto(role, states, device) if name == AUTO else _select_named(role, name, states)
 
 
 def passed_over(
@@ -77,40 +69,13 @@ def passed_over(
         if state.kind != "disabled"
         and state.entry.name not in meant
         and (state.entry.error is not None or _priority(state.entry) > _priority(taken))
-        and _wrong_device(state.entry, device) is None
+        and wrong_device(state.entry, device) is None
     ]
     return tuple(
         f"{role} {taken.name!r} (priority {_priority(taken)}) is taken, as {_with_priority(state.entry)} cannot be: "
         f"{state.reason if state.kind == 'not usable' else f'it is {state.text}'}"
         for state in sorted(higher, key=lambda state: -_priority(state.entry))
     )
-
-
-def explain(registry: Registry, role: Role, device: Device) -> tuple[Row, ...]:
-    """Return a row for each installed plugin of a role: its state, the reason, and whether "auto" takes it."""
-    states = states_of(registry.of(role))
-    try:
-        chosen = _select_auto(role, states, device)
-    except PluginError:
-        chosen = None
-    return tuple(
-        Row(
-            entry=state.entry,
-            kind=state.kind,
-            reason=_wrong_device(state.entry, device) if state.is_usable and role in AUTO_ROLES else state.reason,
-            auto=state.entry is chosen,
-        )
-        for state in states
-    )
-
-
-def auto_error(registry: Registry, role: Role, device: Device) -> str | None:
-    """Return the reason why "auto" chooses no plugin of a role; None where it chooses one."""
-    try:
-        _select_auto(role, states_of(registry.of(role)), device)
-    except PluginError as error:
-        return str(error).partition("\n")[0]
-    return None
 
 
 def require_named(key: str, name: str, entries: Sequence[InstalledPlugin]) -> None:
@@ -177,12 +142,11 @@ def _select_named(role: Role, name: str, states: Sequence[State]) -> Entry:
     raise _error(role, f"{role} {name!r} is {problem}", states)
 
 
-def _select_auto(role: Role, states: Sequence[State], device: Device) -> Entry:
+def select_auto(role: Role, states: Sequence[State], device: Device) -> Entry:
+    """Return the usable plugin of a role with the highest priority. PluginError where there is none, or a tie."""
     if role not in AUTO_ROLES:
         raise _error(role, f"the {role} has to be named: each does something else", states)
-    able = [
-        state for state in states if state.kind in ("usable", "a duplicate name") and not _wrong_device(state.entry, device)
-    ]
+    able = [state for state in states if state.kind in ("usable", "a duplicate name") and not wrong_device(state.entry, device)]
     if not able:
         headline = f"no usable {role} is installed for device {device}; install, enable or repair one{_hint(role, states)}"
         raise _error(role, headline, states, device)
@@ -208,7 +172,7 @@ def _error(role: Role, headline: str, states: Sequence[State], device: Device | 
     for state in states:
         entry = state.entry
         priority = f", priority {entry.provider.priority}" if entry.provider and entry.error is None else ""
-        other = _wrong_device(entry, device) if device and state.is_usable else None
+        other = wrong_device(entry, device) if device and state.is_usable else None
         lines.append(f"{entry.name} ({entry.origin}{priority}): {other or state.text}")
     return listing_error(f"{headline}\nInstalled {role}s", lines)
 
@@ -221,7 +185,8 @@ def _hint(role: Role, states: Sequence[State]) -> str:
     return f". Run: {pip_line([recommended[1]])}"
 
 
-def _wrong_device(entry: Entry, device: Device) -> str | None:
+def wrong_device(entry: Entry, device: Device) -> str | None:
+    """Return the reason why "auto" passes over a plugin on this device; None where it does not."""
     if entry.provider is None or device in entry.provider.devices:
         return None
     if not entry.provider.devices:
@@ -242,9 +207,9 @@ NEEDED: tuple[Role, ...] = ("trainer", "generator", "algorithm", "environment")
 """The roles of a run with rewards."""
 
 
-def missing_roles(registry: Registry, device: Device) -> tuple[str, ...]:
+def missing_roles(registry: Registry) -> tuple[str, ...]:
     """Return the roles of a run with rewards that no usable plugin fills; the collector of its samples is one."""
-    missing = tuple(role for role in NEEDED if not any(row.is_usable for row in explain(registry, role, device)))
+    missing = tuple(role for role in NEEDED if not any(state.is_usable for state in states_of(registry.of(role))))
     try:
         collector("episodes")
     except PluginError:
@@ -258,9 +223,9 @@ def install_line(roles: tuple[str, ...]) -> str | None:
     return pip_line(requirements) if requirements else None
 
 
-def missing_text(registry: Registry, device: Device) -> str | None:
+def missing_text(registry: Registry) -> str | None:
     """Return a line that names the missing roles and the command for them; None where no role is missing."""
-    roles = missing_roles(registry, device)
+    roles = missing_roles(registry)
     if not roles:
         return None
     line = install_line(roles)

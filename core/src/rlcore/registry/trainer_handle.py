@@ -1,5 +1,6 @@
 """The typed handle of a trainer."""
 
+from collections.abc import Mapping
 from math import inf
 from typing import Any, ClassVar
 
@@ -35,6 +36,8 @@ from rlcore.spi.trainer import (
     TrainerLayout,
     TrainStepRequest,
     TrainStepResult,
+    UseAdapterRequest,
+    UseAdapterResult,
     ValuesRequest,
     ValuesResult,
 )
@@ -48,7 +51,7 @@ _NO_POLICY = "expected get_logprobs of the reference alone: it was built without
 class TrainerHandle(BackendHandle):
     """A trainer, bound; every rank's driver side holds one."""
 
-    state_changing: ClassVar[frozenset[str]] = BackendHandle.state_changing | {"train_step", *SPLIT_HOOKS}
+    state_changing: ClassVar[frozenset[str]] = BackendHandle.state_changing | {"train_step", *SPLIT_HOOKS, "use_adapter"}
 
     def __init__(
         self,
@@ -67,17 +70,19 @@ class TrainerHandle(BackendHandle):
         self._has_policy = has_policy
         self._has_whole_step = has_whole_step
         self._pieces = 0
+        self._adapter = ""
+        self._parked: dict[str, tuple[int | None, int]] = {}
+        """Weight version, and pieces of a step under way, of each adapter when it was last in use."""
 
     def train_step(self, request: TrainStepRequest) -> TrainStepResult:
         """Make one optimizer step. NonFiniteError where the loss, a gradient or a metric is NaN or infinite, BoundError where a
         metric exceeds its bound."""
         self._require_legal("train_step", request, TrainStepRequest)
-        self._require_piece("train_step", request)
-        needed = {
+        of_step = {
             capabilities.METRIC_BOUNDS: bool(request.bounds),
             capabilities.SCHEDULE_STEP: request.schedule_step != request.weight_version,
         }
-        self._require_capabilities("train_step", needed)
+        self._require_piece("train_step", request, of_step)
         self._pieces = 0
         if not self._has_whole_step:
             return self._step_of_one_piece(request)
@@ -105,8 +110,7 @@ class TrainerHandle(BackendHandle):
     def forward_backward(self, request: ForwardBackwardRequest) -> ForwardBackwardResult:
         """Add the gradients of a piece of a step. NonFiniteError where the loss or a metric is NaN or infinite."""
         self._require_legal("forward_backward", request, ForwardBackwardRequest)
-        self._require_capabilities("forward_backward", {capabilities.SPLIT_STEP: True})
-        self._require_piece("forward_backward", request)
+        self._require_piece("forward_backward", request, {capabilities.SPLIT_STEP: True})
         if request.piece:
             self._require_pieces("forward_backward", request.piece)
         self._pieces = 0  # an error drops the gradients of all pieces
@@ -127,9 +131,33 @@ class TrainerHandle(BackendHandle):
         self._state.weight_version = result.weight_version
         return result
 
+    def use_adapter(self, request: UseAdapterRequest) -> UseAdapterResult:
+        """Change to another adapter. ContractError where it was never begun, or is among those to forget."""
+        self._require_legal("use_adapter", request, UseAdapterRequest)
+        self._require_capabilities("use_adapter", {capabilities.MANY_ADAPTERS: True})
+        self._parked[self._adapter] = self._state.weight_version, self._pieces
+        for name in (*request.drops, *(() if request.seed is not None else [request.name])):
+            if name not in self._parked or name == request.name in request.drops:
+                found = f"no adapter {name!r} to use, or one in use to forget"
+                expected = f"any of {', '.join(map(repr, self._parked))}. Begin one with a seed"
+                raise ContractError(f"{self.entry.label}: use_adapter: found {found}; expected {expected}")
+        result = self._call("use_adapter", request, UseAdapterResult, lambda result: self._check_adapter(request, result))
+        self._adapter = request.name
+        self._pieces = 0 if request.seed is not None else self._parked[request.name][1]
+        self._state.weight_version = result.weight_version
+        for name in request.drops:
+            del self._parked[name]
+        return result
+
+    def _check_adapter(self, request: UseAdapterRequest, result: UseAdapterResult) -> None:
+        expected = 0 if request.seed is not None else self._parked[request.name][0]
+        if expected is not None:
+            _check_version(result.weight_version, expected)
+
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
         """Move what the trainer holds; gradients of pieces are dropped."""
         self._pieces = 0
+        self._parked = {name: (version, 0) for name, (version, _) in self._parked.items()}
         return super().set_residency(request)
 
     def load_state(self, request: LoadStateRequest) -> LoadStateResult:
@@ -180,11 +208,13 @@ class TrainerHandle(BackendHandle):
             raise ContractError(f"{self.entry.label}: {hook}; {_NO_POLICY}")
 
     def _harmless(self, hook: str, error: BaseException) -> bool:
-        is_step = hook in ("train_step", *SPLIT_HOOKS)
+        is_step = hook in ("train_step", *SPLIT_HOOKS, "use_adapter")
         refused = is_step and isinstance(error, BoundError | NonFiniteError | ContractError)
         return refused or super()._harmless(hook, error)
 
-    def _require_piece(self, hook: str, request: TrainStepRequest | ForwardBackwardRequest) -> None:
+    def _require_piece(
+        self, hook: str, request: TrainStepRequest | ForwardBackwardRequest, besides: Mapping[str, bool]
+    ) -> None:
         """Refuse a request for gradients that the trainer cannot compute, or whose data is incomplete."""
         self._require_batches(hook, request.microbatches, request.temperature, request.weight_version)
         needed = {
@@ -192,7 +222,7 @@ class TrainerHandle(BackendHandle):
             capabilities.PREVIOUS_LOGPROBS: request.loss.previous_logprobs != "absent",
             capabilities.STEP_LOGPROBS: request.logprobs,
         }
-        self._require_capabilities(hook, needed)
+        self._require_capabilities(hook, {**needed, **besides})
         if self.head == "value":
             self._require_no_logprobs(hook, request)
         self._require_columns(request)

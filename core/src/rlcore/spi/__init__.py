@@ -62,7 +62,8 @@ NAMES = {
     "tokenizer": "ChatTokenizer Tokenizer",
     "trainer": (
         "ExportWeightsRequest ForwardBackwardRequest ForwardBackwardResult LogprobsRequest LogprobsResult OptimStepRequest "
-        "OptimStepResult TrainerLayout TrainerSpec TrainStepRequest TrainStepResult ValuesRequest ValuesResult"
+        "OptimStepResult TrainerLayout TrainerSpec TrainStepRequest TrainStepResult UseAdapterRequest "
+        "UseAdapterResult ValuesRequest ValuesResult"
     ),
     "version": "SPI_VERSION",
     "weights": (

@@ -33,6 +33,8 @@ from rlcore.spi.trainer import (
     OptimStepRequest,
     OptimStepResult,
     TrainStepResult,
+    UseAdapterRequest,
+    UseAdapterResult,
 )
 from rlcore.spi.weights import Delta
 
@@ -133,6 +135,9 @@ class TrainerGroup(BackendGroup, Protocol):
 
     def optim_step(self, request: OptimStepRequest) -> OptimStepResult:
         """Make one optimizer step of the pieces whose gradients every rank holds."""
+
+    def use_adapter(self, request: UseAdapterRequest) -> UseAdapterResult:
+        """Change to another adapter on every rank. Of trainers with the capability `many_adapters`."""
 
     def logprobs(
         self, batch: TokenBatch, sequences: Int64Array, model: Literal["policy", "reference"], weight_version: int

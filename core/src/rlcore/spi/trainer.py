@@ -122,12 +122,12 @@ class OptimStepRequest:
     schedule_step: int = field()
     """As in TrainStepRequest."""
     learning_rate: float | None = None
-    """In the place of the schedule's. Tensors of a group keep the ratio of their rate to that of OptimizerSpec."""
+    """The rate in place of the schedule's. Tensors of a group keep the ratio of their rate to that of OptimizerSpec."""
     betas: tuple[float, float] | None = None
-    """AdamW's, of all tensors whose betas are those of OptimizerSpec."""
+    """AdamW's betas, for all tensors whose betas are those of OptimizerSpec."""
     eps: float | None = None
     weight_decay: float | None = None
-    """Of all tensors whose weight decay is that of OptimizerSpec."""
+    """The weight decay of all tensors whose weight decay is that of OptimizerSpec."""
     max_grad_norm: float | None = None
     """0.0 clips nothing."""
 
@@ -148,6 +148,28 @@ class OptimStepResult:
     """The one this step used."""
     metrics: Mapping[str, float] = field(factory=dict)
     """The trainer's own figures of the step, such as norms of parts."""
+
+
+@frozen(kw_only=True)
+class UseAdapterRequest:
+    """The request to make one of several adapters on the same model the one that all later calls are of.
+
+    Each has weights, gradients, moments, a weight version and dropout of its own. A trainer is built with the one named "".
+    """
+
+    name: str
+    seed: int | None = None
+    """Begins the adapter anew, at version 0: its first values and its dropout depend on it, as on TrainerContext.seed. None
+    continues one that was begun."""
+    drops: tuple[str, ...] = ()
+    """Names of others to forget."""
+
+
+@frozen(kw_only=True)
+class UseAdapterResult:
+    """The adapter in use."""
+
+    weight_version: int
 
 
 @frozen(kw_only=True, eq=False)
@@ -219,8 +241,8 @@ class ExportWeightsRequest:
 
 SPLIT_HOOKS = ("forward_backward", "optim_step")
 """The hooks of the capability `split_step`. A backend that has them may leave out train_step."""
-OPTIONAL_TRAINER_HOOKS = ("get_values", *SPLIT_HOOKS)
-"""Hooks of a trainer that a backend may leave out, where it does not declare `value_head` or `split_step`."""
+OPTIONAL_TRAINER_HOOKS = ("get_values", *SPLIT_HOOKS, "use_adapter")
+"""Hooks of a trainer that a backend may leave out, where it does not declare their capability."""
 
 
 class TrainerSpec(Protocol):
@@ -249,6 +271,11 @@ class TrainerSpec(Protocol):
     def optim_step(self, request: OptimStepRequest) -> OptimStepResult:  # noqa: ARG002
         """Clip the gradients held, apply one optimizer step, and drop them, also where it raises. Needs `split_step`."""
         raise ContractError("optim_step: found a trainer without it; expected the capability `split_step`")
+
+    @hookspec(firstresult=True)
+    def use_adapter(self, request: UseAdapterRequest) -> UseAdapterResult:  # noqa: ARG002
+        """Change to another adapter, with nothing of any changed. Needs the capability `many_adapters`."""
+        raise ContractError("use_adapter: found a trainer without it; expected the capability `many_adapters`")
 
     @hookspec(firstresult=True)
     def get_logprobs(self, request: LogprobsRequest) -> LogprobsResult:

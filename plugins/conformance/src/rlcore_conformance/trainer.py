@@ -1,5 +1,6 @@
 """The trainer's half of the conformance kit."""
 
+from rlcore_conformance.trainers.trainer_adapters import TrainerAdapters
 from rlcore_conformance.trainers.trainer_images import TrainerImages
 from rlcore_conformance.trainers.trainer_lifecycle import TrainerLifecycle
 from rlcore_conformance.trainers.trainer_lora import TrainerLora
@@ -25,6 +26,7 @@ class TrainerConformance(
     TrainerSamplingMask,
     TrainerImages,
     TrainerLora,
+    TrainerAdapters,
     TrainerValues,
     TrainerRanks,
 ):

@@ -41,6 +41,10 @@ ALWAYS = ("torch", "transformers", "megatron-core", "transformer-engine", "ray")
 """Libraries that the page lists as not installed, too. vLLM is one of two distributions."""
 
 
+_IMPORT_NAMES = [module.partition(".")[0] for module in MODULES.values()]
+"""In the order in which libraries build on each other, mostly."""
+
+
 @frozen(kw_only=True)
 class Library:
     """A library, and how its import ended."""
@@ -106,8 +110,10 @@ def _import_name(library: Library) -> str:
 
 
 def _with_findings(causes: Mapping[str, set[str]], broken: Collection[str]) -> set[str]:
-    """Return the failed libraries that need a finding, of `causes` by import name: those that no named one explains."""
-    explained, waiting = set(broken), [name for name in causes if name not in broken]
+    """Return the failed libraries that need a finding, of `causes` by import name: those that no named one explains, in the
+    order of MODULES."""
+    explained, waiting = set(broken), [name for name in dict.fromkeys([*_IMPORT_NAMES, *causes]) if name in causes]
+    waiting = [name for name in waiting if name not in broken]
     named: set[str] = set()
     while waiting:
         name = next((one for one in waiting if causes[one] & explained - {one}), None)

@@ -7,12 +7,14 @@ import sysconfig
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from email.message import Message
 from functools import cached_property
 from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import Distribution
 from itertools import combinations
 from pathlib import Path
+from typing import cast
 
 from attrs import frozen
 from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
@@ -161,7 +163,7 @@ def _package(distribution: Distribution) -> Package:
         for file in (_described_in(distribution) / name for name in ("METADATA", "entry_points.txt")):
             if file.exists() and not file.is_file():  # reading a named pipe would not end
                 raise OSError(f"{file.name} is no regular file")
-        declared = distribution.metadata  # parsed anew each time it is asked for
+        declared = cast("Message", distribution.metadata)  # parsed anew each time it is asked for
         requires = (_requirement(line) for line in declared.get_all("Requires-Dist") or ())
         return Package(
             name=str(declared.get("Name") or _name_of_folder(distribution)),

@@ -1,4 +1,4 @@
-"""The descriptions of `rlcore doctor` and `rlcore version`."""
+"""The descriptions of `rlcore doctor`, `rlcore plugins` and `rlcore version`."""
 
 from rlcore.spi import SPI_VERSION, CommandSpec
 
@@ -8,6 +8,13 @@ DOCTOR = CommandSpec(
     help="Show what is installed, what does not fit together, and what mends it.",
     command="rlcore_doctor.command:doctor_command",
     priority=30,
+)
+PLUGINS = CommandSpec(
+    name="plugins",
+    spi=SPI_VERSION,
+    help='List the installed plugins, and which ones "auto" takes.',
+    command="rlcore_doctor.plugins_command:plugins_command",
+    priority=35,
 )
 VERSION = CommandSpec(
     name="version",

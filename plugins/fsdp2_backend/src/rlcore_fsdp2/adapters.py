@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -120,6 +120,21 @@ class Adapters:
         rank = 0 if self.layout is None or num_columns == num_inputs else self.layout.tensor_rank
         kept = dropout.kept(name, rows, num_inputs, num_rows=num_rows, first_row=0, first_column=rank * num_columns)
         return kept.view(states.shape)
+
+
+@frozen(kw_only=True, eq=False)
+class ParkedAdapter:
+    """An adapter that is not in use: this rank's parts, on the device of the parameters, and all else that is its own."""
+
+    weights: Mapping[str, Tensor]
+    gradients: Mapping[str, Tensor]
+    moments: Mapping[nn.Parameter, dict[str, Tensor]]
+    """The optimizer's state."""
+    seed: int
+    begun: Mapping[str, Tensor] | None
+    weight_version: int
+    num_accumulated: int
+    """Microbatches whose gradients are held."""
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rlcore import spi
 from rlcore_fsdp2 import checkpoint
-from rlcore_fsdp2.adapters import Adapters, trained
+from rlcore_fsdp2.adapters import Adapters, ParkedAdapter, trained
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.export import exported_tensors, whole
 from rlcore_fsdp2.gradients import accumulate, non_finite_names, reduce, reduces_every_microbatch
@@ -92,6 +92,8 @@ class Fsdp2Backend:
         self._residency = Residency(self.device)
         self._shard_sender = ShardSender(context.rank_info.rank, context.rank_info.world_size, self.device)
         self._weight_version = 0
+        self._adapter = ""
+        self._parked: dict[str, ParkedAdapter] = {}
         self._num_accumulated = 0
         """Microbatches whose gradients are held."""
         self._failed_midway = False
@@ -155,6 +157,55 @@ class Fsdp2Backend:
         return spi.OptimStepResult(weight_version=self._weight_version, grad_norm=stats.grad_norm, learning_rate=rate)
 
     @spi.hookimpl
+    def use_adapter(self, request: spi.UseAdapterRequest) -> spi.UseAdapterResult:
+        self._check("use_adapter", self._weight_version)
+        if self.adapters is None:
+            raise spi.ContractError("use_adapter: found a trainer of whole weights; expected context.lora")
+        for name in request.drops:
+            self._parked.pop(name, None)
+        if request.name != self._adapter:
+            if self._adapter not in request.drops:
+                self._parked[self._adapter] = self._park(self.adapters)
+            self._adapter = request.name
+            if request.seed is None:
+                self._unpark(self.adapters, self._parked.pop(request.name))
+            self._parked.pop(request.name, None)
+        if request.seed is not None:
+            self._drop_gradients()
+            self._optimizer.state.clear()
+            self.adapters.seed = request.seed
+            self.adapters.initialise(self.policy)
+            self._weight_version = 0
+        return spi.UseAdapterResult(weight_version=self._weight_version)
+
+    def _park(self, adapters: Adapters) -> ParkedAdapter:
+        """Take this rank's parts of the adapter in use out of the model; its weights as copies."""
+        parameters = trained(self.policy)
+        parked = ParkedAdapter(
+            weights={name: local(parameter).detach().clone() for name, parameter in parameters.items()},
+            gradients=self._gradients(),
+            moments=dict(self._optimizer.state),
+            seed=adapters.seed,
+            begun=adapters.begun,
+            weight_version=self._weight_version,
+            num_accumulated=self._num_accumulated,
+        )
+        self._drop_gradients()
+        self._optimizer.state.clear()
+        return parked
+
+    def _unpark(self, adapters: Adapters, parked: ParkedAdapter) -> None:
+        parameters = trained(self.policy)
+        with torch.no_grad():
+            for name, weights in parked.weights.items():
+                local(parameters[name]).copy_(weights)
+        for name, gradient in parked.gradients.items():
+            parameters[name].grad = gradient
+        self._optimizer.state.update(parked.moments)
+        adapters.seed, adapters.begun = parked.seed, parked.begun
+        self._weight_version, self._num_accumulated = parked.weight_version, parked.num_accumulated
+
+    @spi.hookimpl
     def get_logprobs(self, request: spi.LogprobsRequest) -> spi.LogprobsResult:
         self._check("get_logprobs", request.weight_version)
         with self._requested(request) as model:
@@ -177,6 +228,8 @@ class Fsdp2Backend:
 
     @spi.hookimpl
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
+        self._drop_gradients()
+        self._parked = {name: evolve(one, gradients={}, num_accumulated=0) for name, one in self._parked.items()}
         return spi.SetResidencyResult(device_bytes=self._move(request), reserved_bytes=reserved_bytes(self.device))
 
     @spi.hookimpl
@@ -308,8 +361,11 @@ class Fsdp2Backend:
 
     def _move(self, request: spi.SetResidencyRequest) -> int:
         """Bytes left on the device."""
+        parked = self._parked.values()
         weights = self._on_device(parameter for model in self._models() for parameter in model.parameters())
-        states = [] if self._optimizer is None else self._optimizer.state.values()
+        weights += self._on_device(tensor for one in parked for tensor in one.weights.values())
+        states = [] if self._optimizer is None else [*self._optimizer.state.values()]
+        states += [moments for one in parked for moments in one.moments.values()]
         state = self._on_device(tensor for state in states for tensor in state.values())
         self._residency.move(request, weights, state)
         return num_bytes([*weights, *state])

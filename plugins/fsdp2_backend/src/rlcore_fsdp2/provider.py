@@ -25,6 +25,7 @@ PROVIDER = Provider(
         capabilities.SHARDS,
         capabilities.SPLIT_STEP,
         capabilities.LORA,
+        capabilities.MANY_ADAPTERS,
         capabilities.ADAPTER_REFIT,
         capabilities.DELTA_REFIT,
         capabilities.IMAGES,

@@ -33,11 +33,13 @@ from rlcore_megatron.setup.config import MegatronConfig, has_tensor_settings
 from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
 from rlcore_megatron.training.head_gradients import HeadGradients
 from rlcore_megatron.training.optimizer import Rates, distribute, make_optimizer, reduce_gradients, unreduced
+from rlcore_megatron.training.parked_adapter import ParkedAdapter, clear, park, put_back
 from rlcore_megatron.training.residency import MegatronResidency
 from rlcore_megatron.training.tensor_optimizer import TensorOptimizer
 from rlcore_megatron.training.train import Passes, reduce_totals
 from rlcore_megatron.weights.adapters import as_begun
 from rlcore_megatron.weights.adapters import attach as attach_adapters
+from rlcore_megatron.weights.adapters import initialise as initialise_adapters
 from rlcore_megatron.weights.export import Exporter, one_after_the_other, shard
 from rlcore_torchkit.adapters.lora import Dropout
 from rlcore_torchkit.adapters.peft_directory import load_reference, save_reference
@@ -83,6 +85,8 @@ class MegatronBackend:
                 parallel.leave()
                 raise
         self.weight_version = 0
+        self._adapter, self._seed = "", context.seed
+        self._parked: dict[str, ParkedAdapter] = {}
         self._num_accumulated = 0
         """Microbatches whose gradients are held."""
         self._failed_midway = False
@@ -197,6 +201,35 @@ class MegatronBackend:
         )
 
     @spi.hookimpl
+    def use_adapter(self, request: spi.UseAdapterRequest) -> spi.UseAdapterResult:
+        self._check("use_adapter", self.weight_version)
+        if self._context.lora is None:
+            raise spi.ContractError("use_adapter: found a trainer of whole weights; expected context.lora")
+        self._gather_parameters()
+        for name in request.drops:
+            self._parked.pop(name, None)
+        with self.residency.gradients(), cuda_or_cpu(self._device.type):
+            if request.name != self._adapter:
+                if self._adapter not in request.drops:
+                    own = {"seed": self._seed, "begun": self._begun, "weight_version": self.weight_version}
+                    parked = park(self.models, self.optimizer, **own, num_accumulated=self._num_accumulated)
+                    self._parked[self._adapter] = parked
+                self._adapter = request.name
+                self._drop_gradients()
+                found = self._parked.pop(request.name, None)
+                if request.seed is None:
+                    assert found is not None, "the handle knows the adapters"
+                    put_back(self.models, self.optimizer, found)
+                    self._seed, self._begun = found.seed, found.begun
+                    self.weight_version, self._num_accumulated = found.weight_version, found.num_accumulated
+            if request.seed is not None:
+                self._drop_gradients()
+                clear(self.optimizer)
+                self._seed, self.weight_version = request.seed, 0
+                self._begun = initialise_adapters(self.models, self._hf, self._context, request.seed)
+        return spi.UseAdapterResult(weight_version=self.weight_version)
+
+    @spi.hookimpl
     def get_logprobs(self, request: spi.LogprobsRequest) -> spi.LogprobsResult:
         self._check("get_logprobs", request.weight_version)
         check_routing(request.microbatches, self._dims)
@@ -222,6 +255,8 @@ class MegatronBackend:
     @spi.hookimpl
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         self._gather_parameters()
+        self._num_accumulated = 0
+        self._parked = {name: evolve(one, gradients=(), num_accumulated=0) for name, one in self._parked.items()}
         return spi.SetResidencyResult(device_bytes=self.residency.move(request), reserved_bytes=reserved_bytes(self._device))
 
     @spi.hookimpl
@@ -312,7 +347,7 @@ class MegatronBackend:
         share = self._context.lora.dropout if self._context.lora is not None else 0.0
         if share:
             place = self.layout.data_parallel_rank, self._parallel.context_rank
-            key = self._context.seed, version, *place, self._num_accumulated + index
+            key = self._seed, version, *place, self._num_accumulated + index
             dropout = Dropout(share=share, key=key, num_tokens=len(microbatch.tokens))
             unwrapped([model])[0].adapters.dropout = dropout
 

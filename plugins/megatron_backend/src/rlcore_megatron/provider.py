@@ -14,6 +14,10 @@ def disabled_capabilities(config: MegatronConfig) -> frozenset[str]:
     # A router's loss is a mean over the tokens of the step, which no piece of it knows.
     if any(config.transformer.get(name) for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff")):
         disabled.add(capabilities.SPLIT_STEP)
+    if config.optimizer.get(
+        "optimizer_cpu_offload"
+    ):  # keeps weights on the host that a change of adapters would have to follow
+        disabled.add(capabilities.MANY_ADAPTERS)
     return frozenset(disabled)
 
 
@@ -23,7 +27,8 @@ PROVIDER = Provider(
     priority=80,
     capabilities=TRAINER_CAPABILITIES
     | {capabilities.IMAGES, capabilities.SHARDS, capabilities.LORA, capabilities.ADAPTER_REFIT, capabilities.DELTA_REFIT}
-    | {capabilities.MUON, capabilities.MOMENTS_8BIT, capabilities.OPTIMIZER_GROUPS, capabilities.SPLIT_STEP},
+    | {capabilities.MUON, capabilities.MOMENTS_8BIT, capabilities.OPTIMIZER_GROUPS}
+    | {capabilities.SPLIT_STEP, capabilities.MANY_ADAPTERS},
     config=MegatronConfig,
     # Without a GPU it runs where it is named; what fits a CPU trains faster without Megatron around it.
     devices={"cuda"},

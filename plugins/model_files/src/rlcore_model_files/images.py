@@ -4,6 +4,7 @@ Importing this file imports neither Pillow nor transformers.
 """
 
 import io
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,17 +12,29 @@ from rlcore.schema.file_limits import expanded
 from rlcore.spi.errors import DataError, ModelError, Problem
 from rlcore.time_limit import loading
 
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+"""Names of the files of a model that may describe its image processor."""
 INSTALL = "Install what reads them: pip install 'rlcore[images]'"
 
 
 def decode_image(file: bytes) -> Any:
     """The Pillow image in RGB. DataError where the file is none, is damaged, or unpacks to more pixels than Pillow trusts."""
+    return _of_image(file, lambda image: image.convert("RGB"))
+
+
+def image_size(file: bytes) -> tuple[int, int]:
+    """Return an image's height and width in pixels, which its header holds. DataError as of `decode_image`."""
+    width, height = _of_image(file, lambda image: image.size)
+    return height, width
+
+
+def _of_image(file: bytes, read: Callable[[Any], Any]) -> Any:
     try:
         from PIL import Image
     except ImportError as error:
         raise DataError(f"found images, and no usable Pillow ({error}). {INSTALL}") from error
     try:
-        return Image.open(io.BytesIO(file)).convert("RGB")
+        return read(Image.open(io.BytesIO(file)))
     except Image.DecompressionBombError as error:
         raise DataError(f"an image of {len(file):,} bytes is too large: {error}. Scale it down") from error
     except (OSError, ValueError, SyntaxError) as error:

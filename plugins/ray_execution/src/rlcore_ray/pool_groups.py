@@ -99,6 +99,13 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
         self._require_agreement("optim_step", results)
         return results[0]
 
+    def use_adapter(self, request: spi.UseAdapterRequest) -> spi.UseAdapterResult:
+        """See TrainerGroup."""
+        results: list[spi.UseAdapterResult] = self.calls.together(
+            "use_adapter", [(self.model, request)] * len(self.calls.ranks)
+        )
+        return results[0]
+
     def _require_agreement(self, hook: str, results: Sequence[GradientsResult | spi.OptimStepResult]) -> None:
         """ContractError where a rank reports other figures than rank 0."""
         for rank, result in enumerate(results):

@@ -217,6 +217,10 @@ class Worker:
         """Make an optimizer step of the gradients that this rank holds."""
         return self._trainer_handle(model).optim_step(request)
 
+    def use_adapter(self, model: TrainedModel, request: spi.UseAdapterRequest) -> spi.UseAdapterResult:
+        """Change this rank's trainer to another adapter."""
+        return self._trainer_handle(model).use_adapter(request)
+
     def token_figures(
         self, model: TrainedModel, request: TokensRequest, parts: Sequence[RankPart], number: int, returns: bool
     ) -> Float32Array | None:

@@ -52,6 +52,7 @@ class AsyncSession:
     logprobs = _awaited(Session.logprobs)
     forward_backward = _awaited(Session.forward_backward)
     optim_step = _awaited(Session.optim_step)
+    use_adapter = _awaited(Session.use_adapter)
     sync = _awaited(Session.sync)
     save = _awaited(Session.save)
     load = _awaited(Session.load)

@@ -50,6 +50,8 @@ class Session:
         """The model's tokenizer."""
         self._limits = Limits(max_sequence_length=plan.recipe.rollout.max_sequence_length, vocab_size=vocab_size)
         self._numbers = count()
+        self._synced = 0
+        """Training.incarnation of the adapter in the generator."""
         self._closed = False
         self._lost: WorkerError | None = None
         self._stack = ExitStack()
@@ -200,6 +202,19 @@ class Session:
         """Drop the gradients held, so that the next `forward_backward` begins a step."""
         self._in_order(self._training.drop_gradients)
 
+    @property
+    def adapter(self) -> str:
+        """Return the name of the adapter in use; "" is the one that the session opens with."""
+        return self._training.adapter
+
+    def use_adapter(self, name: str, *, seed: int | None = None, drops: Sequence[str] = ()) -> int:
+        """Change to another adapter on the same model, and return its version. `drops` are names of others to forget.
+
+        A seed begins the adapter anew, at version 0; without one it goes on as it was left, with its gradients and moments. The
+        generator keeps the weights of the last `sync`. Needs [lora].
+        """
+        return self._in_order(lambda: self._training.use_adapter(name, seed, drops))
+
     def sync(self) -> int:
         """Bring the generator to the trainer's weights, proven by their digests, and return their version."""
         return self._in_order(self._sync)
@@ -261,10 +276,12 @@ class Session:
     def _sync(self) -> int:
         self._training.require_no_gradients("sync")
         version = self._training.version
+        if self._synced != self._training.incarnation:  # whose versions count other weights
+            self._weights.forget()
         self._sampler.end_turn()
         # The generator's thread has no stream under way then; the trainer's waits meanwhile.
         self._generator_thread.run(lambda: self._weights.refit(version))
-        self._sampler.version = version
+        self._sampler.version, self._synced = version, self._training.incarnation
         return version
 
     def _load(self, directory: Path, optimizer: bool) -> int:
@@ -288,8 +305,9 @@ class Session:
     def _require_same_weights(self) -> None:
         """CallError where the generator has lost weights that the trainer holds no more."""
         sampler, trainer = self._sampler.version, self._training.version
-        if sampler != trainer:
+        if (sampler, self._synced) != (trainer, self._training.incarnation):
             found = f"version {sampler} gone from the generator, and version {trainer} in the trainer"
+            found += "" if self._synced == self._training.incarnation else f" of the adapter {self.adapter!r}"
             remedy = "Call sync() after optim_step. With offload.generator_sleep_mode = false the generator keeps its weights."
             raise CallError([Problem(path="sample", found=found, expected="the weights of the last sync", remedy=remedy)])
 

@@ -1,15 +1,15 @@
 """The trainer of a session: gradients, updates and log-probabilities. The session calls it from one thread."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from attrs import define, evolve
+from attrs import define, evolve, field, frozen
 
 from rlcore.config.recipe import Recipe
 from rlcore.run.execution.weight_sync import GeneratorSync
 from rlcore.run.train_step.scorers import Reference
-from rlcore.spi import GlobalCounts, LossSpec, OptimStepRequest, Problem, TokenBatch, capabilities
+from rlcore.spi import GlobalCounts, LossSpec, OptimStepRequest, Problem, TokenBatch, UseAdapterRequest, capabilities
 from rlcore.spi.arrays import AnyArray, Float32Array
 from rlcore.spi.execution import Backends, Minibatch, TrainerGroup
 from rlcore_session.batches import split
@@ -17,6 +17,16 @@ from rlcore_session.errors import CallError, require_none
 from rlcore_session.loss_functions import DERIVATIVES
 from rlcore_session.losses import LINEAR, Derivatives, Losses
 from rlcore_session.records import Gradients, Update
+
+
+@frozen(kw_only=True)
+class ParkedAdapter:
+    """What Training counts of an adapter that is not in use."""
+
+    version: int
+    pieces: int
+    dropped: str
+    incarnation: int
 
 
 @define(kw_only=True, eq=False)
@@ -32,6 +42,14 @@ class Training:
     """Calls of forward_backward whose gradients the trainer holds."""
     dropped: str = ""
     """The cause, where gradients were dropped since the last update."""
+    adapter: str = ""
+    """The name of the adapter in use."""
+    num_begun: int = 0
+    """The number of adapters that were begun, each time anew."""
+    parked: dict[str, ParkedAdapter] = field(factory=dict)
+    """Adapters that are not in use."""
+    incarnation: int = 0
+    """`num_begun` when the adapter in use was begun: an adapter that is begun anew is another one."""
 
     @property
     def is_usable(self) -> bool:
@@ -120,6 +138,40 @@ class Training:
         """Forget the gradients held: the trainer drops them as the next piece begins a step."""
         self.pieces = 0
 
+    def use_adapter(self, name: str, seed: int | None, drops: Sequence[str]) -> int:
+        """Change to another adapter, and return its version."""
+        self._require_adapters(name, seed, drops)
+        self.weights.to_training()
+        request = UseAdapterRequest(name=name, seed=seed, drops=tuple(drops))
+        result = self.backends.trainer.use_adapter(request)
+        self.parked[self.adapter] = ParkedAdapter(
+            version=self.version, pieces=self.pieces, dropped=self.dropped, incarnation=self.incarnation
+        )
+        self.adapter = name
+        if seed is None:
+            parked = self.parked[name]
+            self.pieces, self.dropped, self.incarnation = parked.pieces, parked.dropped, parked.incarnation
+        else:
+            self.num_begun += 1
+            self.pieces, self.dropped, self.incarnation = 0, "", self.num_begun
+        for one in (name, *drops):
+            self.parked.pop(one, None)
+        self.version = result.weight_version
+        return self.version
+
+    def _require_adapters(self, name: str, seed: int | None, drops: Sequence[str]) -> None:
+        trainer = self.backends.trainer
+        if self.recipe.lora is None or not trainer.has(capabilities.MANY_ADAPTERS):
+            found = "a recipe without [lora]" if self.recipe.lora is None else "a trainer that keeps one adapter"
+            expected = "[lora], and a trainer with the capability many_adapters"
+            raise CallError([Problem(path="use_adapter", found=found, expected=expected)])
+        known = {self.adapter, *self.parked}
+        unknown = [one for one in (*drops, *([name] if seed is None else [])) if one not in known or name in drops]
+        if unknown:
+            found = f"{unknown[0]!r:.80}, which is in use or was never begun"
+            expected = f"one of {', '.join(sorted(map(repr, known)))}"
+            raise CallError([Problem(path="use_adapter", found=found, expected=expected, remedy="A seed begins an adapter.")])
+
     def to_save(self) -> int:
         """Move the trainer to where it can be saved, and return its version."""
         self.weights.make_room_to_save()
@@ -174,7 +226,9 @@ def _every(batch: TokenBatch) -> AnyArray:
 def _setting_problems(settings: Mapping[str, Any]) -> list[Problem]:
     problems = []
     for name, value in settings.items():
-        values = [value] if name != "betas" else list(value) if isinstance(value, list | tuple) and len(value) == 2 else [None]
+        values: list[Any] = (
+            [value] if name != "betas" else list(value) if isinstance(value, list | tuple) and len(value) == 2 else [None]
+        )
         high = 1.0 if name == "betas" else np.inf
         if value is not None and not all(_is_number(one) and 0 <= one < high for one in values):
             expected = "two numbers from 0 to below 1" if name == "betas" else "a number of at least 0"

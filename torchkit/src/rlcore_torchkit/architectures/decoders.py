@@ -12,7 +12,7 @@ from rlcore_model_files.weight_headers import TEXT_KEYS
 from rlcore_torchkit.architectures.architecture import ARCHITECTURES, OLD_KINDS, Architecture
 from rlcore_torchkit.architectures.image_faults import image_fault
 from rlcore_torchkit.architectures.registered_classes import registered_class
-from rlcore_torchkit.architectures.registry import find_architecture
+from rlcore_torchkit.architectures.registry import RENAMED, find_architecture, renamed_problem
 from rlcore_torchkit.requirements import first_transformers, newer_transformers
 from rlcore_torchkit.transformers_import import import_transformers
 
@@ -119,7 +119,9 @@ def _class_problems(config: Mapping[str, Any], path: str, trust_remote_code: boo
     found = classes[0] if isinstance(classes, list) else classes
     known = IMAGE_MODELS.get(model_type) or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
     known = known or registered_class(model_type)
-    if known is None and config.get("auto_map"):
+    if known is None and model_type in RENAMED and not trust_remote_code:
+        yield renamed_problem(model_type, path)
+    elif known is None and config.get("auto_map"):
         if not trust_remote_code:
             given = f"model_type {model_type}, whose code comes with the model"
             remedy = "Read it, and then set model.trust_remote_code to true"

@@ -14,6 +14,8 @@ Families = Mapping[str, Callable[[Mapping[str, Any]], Architecture]]
 """Families of one trainer besides the installed ones: model_type to the function that makes the Architecture of a
 config.json."""
 NO_FAMILIES: Families = {}
+RENAMED: Mapping[str, str] = {"kimi_k2": "deepseek_v3"}
+"""Model types of the Hub that transformers does not know, with the one under which it has the same layers."""
 
 
 def installed_model_types() -> tuple[str, ...]:
@@ -29,6 +31,8 @@ def find_architecture(config: Mapping[str, Any], path: str, families: Families =
         return families[model_type](config)
     entry_points = list(_entry_points().select(name=model_type))
     found = f"model_type {model_type}"
+    if not entry_points and model_type in RENAMED:
+        return renamed_problem(model_type, path)
     if not entry_points:
         remedy = f"Use a model of one of these, or install a package with an entry point {model_type} in {ARCHITECTURE_GROUP}"
         return Problem(
@@ -45,6 +49,17 @@ def find_architecture(config: Mapping[str, Any], path: str, families: Families =
     reasons = "; ".join(f"{_owner(point)} is not usable: {reason}" for point, reason in loaded)
     expected = f"an importable Architecture of model_type {model_type}"
     return Problem(path=path, found=f"{found}, but {reasons}", expected=expected, remedy="Repair or reinstall the package")
+
+
+def renamed_problem(model_type: str, path: str) -> Problem:
+    """Return the refusal of a model_type of RENAMED, in the config.json at `path`."""
+    known = RENAMED[model_type]
+    return Problem(
+        path=path,
+        found=f"model_type {model_type}, which transformers has no configuration of: its class comes with the model's code",
+        expected=f"{known}, under which transformers has the same layers",
+        remedy=f'Set "model_type" to "{known}" in a local config.json, and remove its auto_map',
+    )
 
 
 def _loaded(point: EntryPoint, model_type: str) -> Architecture | str:

@@ -3,6 +3,7 @@
 Shapes: T tokens of N sequences, I images of P patches together, C numbers of a patch, H hidden size.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +17,7 @@ from torch import Tensor
 from rlcore.spi.batch import Images, TokenBatch
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ContractError
-from rlcore_model_files.images import decode_image, load_image_processor
+from rlcore_model_files.images import decode_image, image_size, load_image_processor
 from rlcore_torchkit.architectures.decoders import has_states, is_image_model, is_vision
 from rlcore_torchkit.forward.context_parallel import ContextPart
 from rlcore_torchkit.forward.decoder_forward import (
@@ -29,6 +30,9 @@ from rlcore_torchkit.forward.decoder_forward import (
 )
 from rlcore_torchkit.layers.attention import PackedSequences
 from rlcore_torchkit.layers.packed_attention import Attention
+
+_SCALED_BY_QWEN = "transformers.models.qwen2_vl."
+"""The package of the image processors whose `smart_resize` gives an image's grid from its size."""
 
 
 def patch_any_decoder(model: Any, spec: ModelSpec) -> None:
@@ -62,7 +66,7 @@ class ShownImages:
     """Images that tokens of packed sequences stand for."""
 
     pixels: Tensor
-    """float32 [P, C]: the patches of all images, one image after another."""
+    """float32 [P, C]: the patches of all images, one image after another; [0, 0] where only positions are read."""
     grids: Tensor
     """int64 [I, 3]: patches of each image in time, height and width."""
     places: Tensor
@@ -104,14 +108,15 @@ def image_forward(processor: Any, model: Any, tokens: Tensor, packed: PackedSequ
 
 
 def shown_images(
-    processor: Any, model: Any, tokens: Tensor, packed: PackedSequences, images: Images | None
+    processor: Any, model: Any, tokens: Tensor, packed: PackedSequences, images: Images | None, *, has_pixels: bool = True
 ) -> ShownImages | None:
-    """Return the images of packed sequences, on the host; None without one. Arguments and errors as of `image_forward`."""
+    """Return the images of packed sequences, on the host; None without one. Arguments and errors as of `image_forward`; without
+    `has_pixels` no image is decoded whose size alone says its grid."""
     files = [] if images is None else list(chain.from_iterable(images))
     if not files:
         return None
     assert images is not None
-    pixels, grids = pixels_of(processor, files)
+    pixels, grids = pixels_of(processor, files) if has_pixels else (torch.empty(0, 0), grids_of(processor, files))
     places, positions = place_images(model, tokens.cpu(), packed, [len(own) for own in images], grids)
     return ShownImages(pixels=pixels, grids=grids, places=places, positions=positions)
 
@@ -149,6 +154,17 @@ def pixels_of(processor: Any, files: Sequence[bytes]) -> tuple[Tensor, Tensor]:
         return pixels, grids
     parts = dict(zip(distinct, zip(pixels.split(grids.prod(1).tolist()), grids, strict=True), strict=True))
     return torch.cat([parts[file][0] for file in files]), torch.stack([parts[file][1] for file in files])
+
+
+def grids_of(processor: Any, files: Sequence[bytes]) -> Tensor:
+    """int64 [I, 3]: the grids of `pixels_of`. Processors of Qwen2-VL to Qwen3-VL say them by an image's size, without its
+    pixels; others make the pixels."""
+    if not type(processor).__module__.startswith(_SCALED_BY_QWEN):
+        return pixels_of(processor, files)[1]
+    scaled, patch, size = sys.modules[type(processor).__module__].smart_resize, processor.patch_size, processor.size
+    bounds = {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
+    found = [scaled(*image_size(file), patch * processor.merge_size, **bounds) for file in files]
+    return torch.tensor([(1, height // patch, width // patch) for height, width in found])
 
 
 def place_images(

@@ -6,11 +6,12 @@ from typing import Any
 
 from attrs import evolve
 
-from rlcore.model_files import read_object
+from rlcore.model_files import CONFIG_FILE, read_object
 from rlcore.schema.file_limits import expanded
 from rlcore.spi.context import CheckContext, ModelSpec
 from rlcore.spi.errors import ModelError, Note, Problem
-from rlcore_model_files.images import load_image_processor
+from rlcore_model_files.directory import is_hub_name
+from rlcore_model_files.images import PROCESSOR_FILES, load_image_processor
 from rlcore_torchkit.architectures.decoders import is_image_model
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import NO_FAMILIES, Families, find_architecture
@@ -34,6 +35,7 @@ def trained_model_problems(
     else:
         problems = architecture_problems(context.model.path, context.head, families)
     yield from problems
+    yield from _fetched_processor_problems(context.model)
     config = read_object(config_file(context)) if any_decoder else model_config(context, families)
     if problems or config is None or isinstance(config, Problem):
         return
@@ -51,6 +53,24 @@ def _processor_problems(spec: ModelSpec, config: Mapping[str, Any]) -> Iterator[
         load_image_processor(spec.path, spec.revision, trust_remote_code=False)
     except ModelError as error:
         yield from error.problems
+
+
+def _fetched_processor_problems(spec: ModelSpec) -> Iterator[Problem]:
+    """Refuse a model of images on the Hub without an image processor, by what was fetched before: its config.json, and the
+    processor's files or the Hub's answer that there are none. Nothing is fetched."""
+    if expanded(spec.path).exists() or not is_hub_name(spec.path):
+        return
+    from huggingface_hub import _CACHED_NO_EXIST, constants, try_to_load_from_cache
+
+    names = (CONFIG_FILE, *PROCESSOR_FILES)
+    config, *processors = (try_to_load_from_cache(spec.path, name, revision=spec.revision) for name in names)
+    is_known = constants.HF_HUB_OFFLINE or all(one is _CACHED_NO_EXIST for one in processors)
+    if not isinstance(config, str) or not (is_known or any(isinstance(one, str) for one in processors)):
+        return
+    content = read_object(Path(config))
+    if not isinstance(content, Problem):
+        problems = _processor_problems(evolve(spec, path=str(Path(config).parent)), content)
+        yield from (evolve(problem, path=spec.path) for problem in problems)
 
 
 def reference_problems(

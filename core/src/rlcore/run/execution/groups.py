@@ -95,21 +95,30 @@ class MinibatchTrainer(ABC):
         self, minibatch: Minibatch, loss: spi.LossSpec, weight_version: int, *, bounds: Mapping[str, float], logprobs: bool
     ) -> tuple[spi.TrainStepResult, Float32Array | None]:
         """Make one optimizer step on the minibatch. Return its log-probabilities where asked for."""
-        schedule_step = minibatch.schedule_step if self.has(spi.capabilities.SCHEDULE_STEP) else weight_version
-        fields = self._fields(minibatch, loss, weight_version, logprobs)
-        return self._train(spi.TrainStepRequest(**fields, bounds=bounds, schedule_step=schedule_step), minibatch)
+        request = spi.TrainStepRequest(
+            **self._common_fields(minibatch, loss, weight_version),
+            bounds=bounds,
+            schedule_step=minibatch.schedule_step if self.has(spi.capabilities.SCHEDULE_STEP) else weight_version,
+            logprobs=logprobs,
+        )
+        return self._train(request, minibatch)
 
     def forward_backward(
         self, minibatch: Minibatch, loss: spi.LossSpec, weight_version: int, *, piece: int, logprobs: bool
     ) -> tuple[spi.ForwardBackwardResult, Float32Array | None]:
         """See TrainerGroup."""
-        fields = self._fields(minibatch, loss, weight_version, logprobs)
-        return self._train(spi.ForwardBackwardRequest(**fields, piece=piece), minibatch)
+        common = self._common_fields(minibatch, loss, weight_version)
+        return self._train(spi.ForwardBackwardRequest(**common, piece=piece, logprobs=logprobs), minibatch)
 
-    def _fields(self, minibatch: Minibatch, loss: spi.LossSpec, weight_version: int, logprobs: bool) -> dict[str, Any]:
-        """The fields that requests for gradients have in common."""
-        known = {"counts": minibatch.counts, "loss": loss, "weight_version": weight_version, "logprobs": logprobs}
-        return {**known, "microbatches": (), "temperature": self.temperature}
+    def _common_fields(self, minibatch: Minibatch, loss: spi.LossSpec, weight_version: int) -> dict[str, Any]:
+        """The fields of GradientsRequest, whose microbatches each rank adds."""
+        return {
+            "microbatches": (),
+            "counts": minibatch.counts,
+            "loss": loss,
+            "temperature": self.temperature,
+            "weight_version": weight_version,
+        }
 
     def at_temperature(self, temperature: float) -> Any:
         """See TrainerGroup. Subclasses are attrs classes."""
@@ -176,6 +185,10 @@ class InProcessTrainer(InProcessGroup[TrainerHandle], MinibatchTrainer):
     def optim_step(self, request: spi.OptimStepRequest) -> spi.OptimStepResult:
         """See TrainerGroup."""
         return self.handle.optim_step(request)
+
+    def use_adapter(self, request: spi.UseAdapterRequest) -> spi.UseAdapterResult:
+        """See TrainerGroup."""
+        return self.handle.use_adapter(request)
 
     def _train(self, request: GradientsRequest, minibatch: Minibatch) -> tuple[Any, Float32Array | None]:
         batch, cut = minibatch.batch, minibatch.held

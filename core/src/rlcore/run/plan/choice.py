@@ -89,7 +89,7 @@ def _choose(recipe: Recipe, registry: Registry, device: Device, measures_own: bo
         found += take("trainer", recipe.trainer.name, needs=needs["trainer"], dtype=dtype)
         found += take("execution", _execution_name(recipe), needs=needs["execution"])
     if errors or algorithm is None:
-        raise _all_of(errors, missing_text(registry, device))
+        raise _all_of(errors, missing_text(registry))
     chosen = {entry.role: entry for entry in found if generates or entry.role != "generator"}
     return RunPlan(
         recipe=_with_dynamic_sampling(_with_sinks(recipe, sinks), algorithm),

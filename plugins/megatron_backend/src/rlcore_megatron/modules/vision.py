@@ -36,9 +36,10 @@ class ImageReader:
         """The reader of the model at `spec`; ModelError where it has no image processor."""
         return cls(image_processor(spec), empty_vision(hf)[1])
 
-    def read(self, batch: Microbatch) -> ShownImages | None:
-        """None where no sequence has an image; ContractError where placeholders do not match the images."""
-        return shown_images(self.processor, self.model, batch.tokens, batch.packed, batch.images)
+    def read(self, batch: Microbatch, *, has_pixels: bool) -> ShownImages | None:
+        """None where no sequence has an image; ContractError where placeholders do not match the images. A chunk without the
+        tower reads positions alone, without `has_pixels`."""
+        return shown_images(self.processor, self.model, batch.tokens, batch.packed, batch.images, has_pixels=has_pixels)
 
 
 @define(eq=False)

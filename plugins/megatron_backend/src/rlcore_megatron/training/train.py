@@ -18,7 +18,7 @@ from rlcore_megatron.layouts.layout import ParallelLayout
 from rlcore_megatron.layouts.layout_check import FLOAT8_MULTIPLE
 from rlcore_megatron.layouts.parallel import Groups
 from rlcore_megatron.modules.auxiliary_loss import AuxiliaryLosses
-from rlcore_megatron.modules.model import unwrapped
+from rlcore_megatron.modules.model import PolicyModel, unwrapped
 from rlcore_megatron.modules.multi_token_head import lent_embedding
 from rlcore_megatron.modules.packing import ForwardOptions, PackedBatch, empty_like, pack
 from rlcore_megatron.modules.routing_replay import replay_of
@@ -151,7 +151,8 @@ class Passes:
             index, (batch, is_filler) = next(batches)
             if prepare is not None:
                 prepare(model, index, batch)
-            packed = self._pack(batch, wanted, is_filler)
+            (chunk,) = unwrapped([model])
+            packed = self._pack(chunk, batch, wanted, is_filler)
             output = model(packed.tokens, None, None, packed_seq_params=packed)
             return output, partial(reduce, batch, is_filler)
 
@@ -170,14 +171,13 @@ class Passes:
         finally:  # after an error too: what comes next, such as a checkpoint, needs the memory
             forget_tokens(self.models)
 
-    def _pack(self, batch: Microbatch, wanted: ForwardOptions, is_filler: bool) -> PackedBatch:
+    def _pack(self, chunk: PolicyModel, batch: Microbatch, wanted: ForwardOptions, is_filler: bool) -> PackedBatch:
         config = self.models[0].config
         divided = config.tensor_model_parallel_size if config.sequence_parallel else 1
         multiple = divided * (FLOAT8_MULTIPLE if config.fp8 else 1)
-        reader = unwrapped(self.models)[0].reader
-        if reader is None and batch.images is not None:
+        if chunk.reader is None and batch.images is not None:
             raise ContractError("images: found some, for a model that reads text alone; expected none")
-        images = None if reader is None else reader.read(batch)
+        images = None if chunk.reader is None else chunk.reader.read(batch, has_pixels=chunk.vision is not None)
         return pack(batch, self.groups.context, multiple, wanted, images=images, is_filler=is_filler)
 
 

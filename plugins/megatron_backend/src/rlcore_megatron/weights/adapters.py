@@ -237,10 +237,26 @@ def as_begun(models: Sequence[Any], begun: Mapping[str, Tensor] | None) -> Itera
                 model_chunk.adapters.on = False
                 stack.callback(setattr, model_chunk.adapters, "on", True)
                 continue
-            for name, parameter in model_chunk.adapters.named_parameters():
+            for parameter in model_chunk.adapters.parameters():
                 stack.callback(parameter.data.copy_, parameter.detach().clone())
-                parameter.data.copy_(_part(begun[name.replace("/", ".")], parameter, model_chunk.pg_collection.tp))
+            _fill(model_chunk, begun)
         yield
+
+
+def initialise(models: Sequence[Any], hf: Any, context: TrainerContext, seed: int) -> dict[str, Tensor] | None:
+    """Give the adapters of model chunks their first values anew, and return them as `attach` does."""
+    assert context.lora is not None
+    layers = adapted_layers(architecture_of(hf), dims_of(hf), context.lora)
+    values = initial_adapters(layers, context.lora, context.model.path, seed)
+    for model_chunk in unwrapped(models):
+        _fill(model_chunk, values)
+    return None if context.lora.init_from is None else values
+
+
+def _fill(model_chunk: Any, values: Mapping[str, Tensor]) -> None:
+    """Set the adapters of a model chunk to whole values by name."""
+    for name, parameter in model_chunk.adapters.named_parameters():
+        parameter.data.copy_(_part(values[name.replace("/", ".")], parameter, model_chunk.pg_collection.tp))
 
 
 def _part(whole: Tensor, parameter: Tensor, group: Any) -> Tensor:

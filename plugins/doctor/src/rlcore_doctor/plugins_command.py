@@ -1,6 +1,7 @@
 """`rlcore plugins`: what is installed, what is usable or why not, and which one "auto" would take."""
 
 import json
+import os
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,17 +11,17 @@ from typing import Any, Literal, TypeAlias
 import click
 from attrs import evolve, frozen
 
-from rlcore.cli.errors import color_setting
 from rlcore.gpu import Device, detect_device
 from rlcore.installed import CORE
 from rlcore.registry.discovery import ObserverEntry, Registry, discover, load_group, named_entries
 from rlcore.registry.entries import ChannelEntry, DataSourceEntry, DescribedEntry, InstalledPlugin
 from rlcore.registry.run_parts import CollectorEntry, CommandEntry, LoopObserverEntry, TextEntry, commands
-from rlcore.registry.selection import AUTO_ROLES, Row, auto_error, explain, install_line, missing_roles, missing_text
+from rlcore.registry.selection import AUTO_ROLES, install_line, missing_roles, missing_text
 from rlcore.registry.states import MAX_REASON_CHARACTERS, PluginState, states_of
 from rlcore.schema.printable import printable
 from rlcore.spi.provider import FUNCTION_KINDS, ROLES, Provider
 from rlcore.spi.version import SPI_VERSION
+from rlcore_doctor.auto_choice import Row, auto_error, explain
 
 _WIDTH_WITHOUT_TERMINAL = 240
 _UNNAMED: Mapping[str, type[DescribedEntry]] = {
@@ -47,7 +48,7 @@ def plugins_json(registry: Registry, device: Device, added: Commands = ()) -> di
         "device": device,
         "plugins": [_row_json(row) for role in ROLES for row in explain(registry, role, device)],
         "auto": {role: _auto_json(registry, role, device) for role in AUTO_ROLES},
-        "missing": {"roles": list(roles := missing_roles(registry, device)), "install": install_line(roles)},
+        "missing": {"roles": list(roles := missing_roles(registry)), "install": install_line(roles)},
         "channels": [{**_state_json(state), "cost": _cost(state.entry)} for state in _channel_states(registry)],
         "datasets": [_state_json(state) for state in states_of(registry.data_sources)],
         **{f"{kind}s": list(map(_state_json, states)) for kind, states in _unnamed().items()},
@@ -107,12 +108,12 @@ def plugins_command(as_json: bool, verbose: bool, device: Literal["auto", "cpu",
     heading = f"Plugins for rlcore's SPI {_version(SPI_VERSION)}, device {kind}"
     lines = [*textwrap.wrap(heading, width), *plugins_lines(registry, kind, width, added, verbose=verbose)]
     lines += [line for note in _footnotes(registry, kind) for line in textwrap.wrap(printable(note), width)]
-    click.echo("\n".join(lines), color=color_setting())
+    click.echo("\n".join(lines), color=False if os.environ.get("NO_COLOR") else None)
 
 
 def _footnotes(registry: Registry, device: Device) -> list[str]:
     errors = [error for role in AUTO_ROLES if registry.of(role) and (error := auto_error(registry, role, device))]
-    missing = missing_text(registry, device)
+    missing = missing_text(registry)
     return [*errors, *([missing] if missing else []), *(f"warning: {warning}" for warning in registry.warnings)]
 
 

@@ -7,10 +7,10 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from rlcore.cli.plugins import plugins_command, plugins_json
 from rlcore.registry.discovery import discover
 from rlcore.spi import SPI_VERSION
 from rlcore.spi.provider import FUNCTION_KINDS
+from rlcore_doctor.plugins_command import plugins_command, plugins_json
 
 WATCH = """
 from rlcore.spi import hookimpl

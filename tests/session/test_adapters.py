@@ -1,0 +1,103 @@
+"""Several adapters of one session: each trains and samples as it does alone."""
+
+import numpy as np
+import pytest
+
+from rlcore_session import Datum
+from rlcore_session.errors import CallError
+
+LORA = {"lora": {"rank": 2, "dropout": 0.25}}
+SEEDS = {"one": 11, "two": 12}
+DATA = {"one": [Datum([1, 3, 5, 7, 9]), Datum([2, 4, 6])], "two": [Datum([9, 8, 7]), Datum([1, 1, 2, 3, 5])]}
+
+
+def piece(session, name, number):
+    session.forward_backward([DATA[name][number]])
+
+
+def update(session):
+    session.optim_step()
+
+
+def figures(session, name):
+    """Log-probabilities of trainer and sampler, which tell weights apart."""
+    session.use_adapter(name)
+    session.sync()
+    samples = session.sample(["1+2="], num_samples=4, seed=1)[0]
+    return np.concatenate([*session.logprobs([[1, 2, 3, 4, 5, 6]]), *(one.logprobs for one in samples)])
+
+
+def test_adapters_by_turns_are_those_of_sessions_alone(opened):
+    calls = [lambda session, name: piece(session, name, 0), lambda session, name: piece(session, name, 1)]
+    calls.append(lambda session, name: update(session))
+    alone = {}
+    for name, seed in SEEDS.items():
+        session = opened(**LORA)
+        session.use_adapter(name, seed=seed)
+        for call in calls * 2:
+            call(session, name)
+        alone[name] = figures(session, name)
+    session = opened(**LORA)
+    for name, seed in SEEDS.items():
+        session.use_adapter(name, seed=seed)
+    for call in calls * 2:
+        for name in SEEDS:
+            session.use_adapter(name)
+            call(session, name)
+    for name in (*SEEDS, *SEEDS):
+        np.testing.assert_array_equal(figures(session, name), alone[name], name)
+    assert session.weight_version == session.sampler_version == 2
+
+
+def test_sampler_keeps_the_weights_of_the_last_sync(opened):
+    session = opened(**LORA)
+    session.use_adapter("one", seed=1)
+    piece(session, "one", 0)
+    update(session)
+    session.sync()
+    before = session.sample(["1+2="], num_samples=4, seed=1)[0]
+    session.use_adapter("two", seed=2)
+    piece(session, "two", 0)
+    update(session)
+    for one, other in zip(before, session.sample(["1+2="], num_samples=4, seed=1)[0], strict=True):
+        np.testing.assert_array_equal(one.logprobs, other.logprobs, "the sampler took another adapter without a sync")
+    session.sync()  # of the same version, and other weights
+    after = session.sample(["1+2="], num_samples=4, seed=1)[0]
+    assert any(not np.array_equal(one.logprobs, other.logprobs) for one, other in zip(before, after, strict=True))
+
+
+def test_adapter_is_exported_and_begun_anew(opened, tmp_path):
+    session = opened(**LORA)
+    session.use_adapter("one", seed=1)
+    first = session.logprobs([[1, 2, 3, 4]])[0]
+    piece(session, "one", 0)
+    update(session)
+    assert (session.export(tmp_path / "adapter", kind="peft") / "adapter_config.json").is_file()
+    assert session.adapter == "one"
+    assert session.use_adapter("one", seed=1) == 0
+    np.testing.assert_array_equal(session.logprobs([[1, 2, 3, 4]])[0], first)
+
+
+@pytest.mark.parametrize(
+    ("sections", "arguments", "text"),
+    [
+        ({}, {"name": "one", "seed": 1}, "lora"),
+        (LORA, {"name": "one"}, "'one'"),
+        (LORA, {"name": "one", "seed": 1, "drops": ["two"]}, "'two'"),
+        (LORA, {"name": "", "drops": [""]}, "''"),
+    ],
+)
+def test_adapters_that_cannot_be_used(opened, sections, arguments, text):
+    session = opened(**sections)
+    with pytest.raises(CallError, match=text):
+        session.use_adapter(**arguments)
+    assert session.adapter == ""
+    session.sample(["1"])
+
+
+def test_forgotten_adapters_are_gone(opened):
+    session = opened(**LORA)
+    session.use_adapter("one", seed=1)
+    session.use_adapter("two", seed=2, drops=["one"])
+    with pytest.raises(CallError, match="'one'"):
+        session.use_adapter("one")
