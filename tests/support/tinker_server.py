@@ -74,6 +74,7 @@ def serving(directory: Path, model: Path, *, lora: Any = True, keep_s: float = K
             model=served_model(session, None),
             directory=directory,
             has_reference=bool(lora),
+            many_adapters=session.has_adapters,
             key=KEY,
             on_error=lambda error: None,
             keep_s=keep_s,

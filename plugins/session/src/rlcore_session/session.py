@@ -203,6 +203,11 @@ class Session:
         self._in_order(self._training.drop_gradients)
 
     @property
+    def has_adapters(self) -> bool:
+        """Return whether `use_adapter` can change between adapters."""
+        return self._training.has_adapters
+
+    @property
     def adapter(self) -> str:
         """Return the name of the adapter in use; "" is the one that the session opens with."""
         return self._training.adapter

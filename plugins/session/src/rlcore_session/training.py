@@ -63,8 +63,9 @@ class Training:
 
     def require_no_gradients(self, call: str) -> None:
         """CallError where the memory of a shared device is to move, and gradients with it."""
-        if self.pieces and self.weights.residency.moves:
-            found = f"the gradients of {self.pieces} call(s), which leave the device that trainer and generator share"
+        held = self.pieces + sum(parked.pieces for parked in self.parked.values())
+        if held and self.weights.residency.moves:
+            found = f"the gradients of {held} call(s), which leave the device that trainer and generator share"
             remedy = "Call optim_step first, or give the generator devices of its own."
             raise CallError([Problem(path=call, found=found, expected="no gradients", remedy=remedy)])
 
@@ -159,9 +160,13 @@ class Training:
         self.version = result.weight_version
         return self.version
 
+    @property
+    def has_adapters(self) -> bool:
+        """Return whether the trainer changes between adapters."""
+        return self.recipe.lora is not None and self.backends.trainer.has(capabilities.MANY_ADAPTERS)
+
     def _require_adapters(self, name: str, seed: int | None, drops: Sequence[str]) -> None:
-        trainer = self.backends.trainer
-        if self.recipe.lora is None or not trainer.has(capabilities.MANY_ADAPTERS):
+        if not self.has_adapters:
             found = "a recipe without [lora]" if self.recipe.lora is None else "a trainer that keeps one adapter"
             expected = "[lora], and a trainer with the capability many_adapters"
             raise CallError([Problem(path="use_adapter", found=found, expected=expected)])

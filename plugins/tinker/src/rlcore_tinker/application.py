@@ -9,6 +9,7 @@ from pathlib import Path
 from aiohttp import web
 from attrs import frozen
 
+from rlcore_tinker.adapter_pool import AdapterPool
 from rlcore_tinker.backend import TrainingSession
 from rlcore_tinker.bodies import MAX_BYTES, Bodies
 from rlcore_tinker.checkpoint_routes import CheckpointRoutes
@@ -44,6 +45,8 @@ class Served:
     directory: Path
     """Where checkpoints are kept, and states that are set aside."""
     has_reference: bool
+    many_adapters: bool
+    """True where the session can train several models, each an adapter."""
     key: str
     """What clients have to show."""
     on_error: Callable[[BaseException], object]
@@ -56,7 +59,10 @@ def application(served: Served) -> web.Application:
     """Return the application."""
     bodies, clients, promises = Bodies(), Clients(), Promises(served.keep_s)
     checkpoints = Checkpoints(served.directory / "checkpoints")
-    weights = Weights(served.session, served.directory / "scratch", has_reference=served.has_reference)
+    scratch = served.directory / "scratch"
+    weights: Weights | AdapterPool = AdapterPool(served.session, scratch)
+    if not served.many_adapters:
+        weights = Weights(served.session, scratch, has_reference=served.has_reference)
     samplers = Samplers(weights, promises, served.model.limits)
     models = Models(served.model, weights, checkpoints, clients, promises, served.on_error)
     made = web.Application(

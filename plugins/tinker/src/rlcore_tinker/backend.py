@@ -96,6 +96,9 @@ class TrainingSession(Protocol):
     ) -> StepUpdate:
         """Apply the gradients."""
 
+    def use_adapter(self, name: str, *, seed: int | None = None, drops: Sequence[str] = ()) -> int:
+        """Change to another adapter; a seed begins it."""
+
     def sync(self) -> int:
         """Bring the trainer's weights to the generator."""
 

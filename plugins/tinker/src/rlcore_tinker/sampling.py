@@ -10,6 +10,7 @@ from attrs import define, frozen
 
 from rlcore.spi import FinishReason
 from rlcore.spi.arrays import Float32Array, Int32Array
+from rlcore_tinker.adapter_pool import AdapterPool
 from rlcore_tinker.backend import SampledCompletion
 from rlcore_tinker.errors import RequestError, as_request_error
 from rlcore_tinker.fields import Fields, tokens_of
@@ -131,7 +132,7 @@ def _stops(params: Fields) -> tuple[tuple[str, ...], tuple[int, ...] | None]:
 class Samplers:
     """The sampling sessions of all clients."""
 
-    def __init__(self, weights: Weights, promises: Promises, limits: Limits) -> None:
+    def __init__(self, weights: Weights | AdapterPool, promises: Promises, limits: Limits) -> None:
         self._weights, self._promises, self._limits = weights, promises, limits
         self._samplers: dict[str, SamplingSession] = {}
         self._running: dict[str, asyncio.Task[None]] = {}

@@ -39,6 +39,7 @@ def serve(context: TrainingServerContext) -> None:
             model=served_model(session, context.name),
             directory=_directory(session),
             has_reference=has_reference,
+            many_adapters=session.has_adapters,
             key=key,
             on_error=lambda error: lost.put(error) if isinstance(error, WorkerError) else None,
         )
@@ -79,6 +80,7 @@ def served_model(session: Any, name: str | None) -> ServedModel:
         tokenizer_id=str(here.resolve()) if here.exists() else path,
         limits=Limits(max_sequence_length=limit, vocab_size=session.tokenizer.vocab_size),
         lora_rank=None if recipe.lora is None else recipe.lora.rank,
+        seed=recipe.run.seed,
     )
 
 

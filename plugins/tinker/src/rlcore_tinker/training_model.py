@@ -9,6 +9,7 @@ from attrs import define, field, frozen
 from rlcore import spi
 from rlcore.spi.arrays import Float32Array
 from rlcore_serve.sessions.off_loop import off_loop
+from rlcore_tinker.adapter_pool import AdapterWeights
 from rlcore_tinker.checkpoints import Checkpoint, Checkpoints, Kind, expiry, now
 from rlcore_tinker.errors import RequestError, as_request_error
 from rlcore_tinker.loss_table import LOSS_SUM
@@ -32,6 +33,8 @@ class ServedModel:
     limits: Limits
     lora_rank: int | None
     """None where all weights are trained."""
+    seed: int = 0
+    """The recipe's run.seed."""
 
 
 @frozen(kw_only=True)
@@ -64,7 +67,7 @@ class TrainingModel:
     model_id: str
     session_id: str
     served: ServedModel
-    weights: Weights
+    weights: Weights | AdapterWeights
     checkpoints: Checkpoints
     requests: OrderedRequests
     user_metadata: dict[str, Any] = field(factory=dict)

@@ -58,12 +58,12 @@ class TrainingRoutes:
         metadata, lora = fields.mapping("user_metadata", {}), fields.mapping("lora_config", None)
         _check_optimizer(fields, "optimizer_config")
         self._check_base(fields, base)
-        self._check_lora(lora)
+        seed = self._check_lora(lora)
         fields.done()
         model_id = f"{session.session_id}:train:{number}"
 
         async def create() -> Result:
-            await self.models.create(session, number, metadata)
+            await self.models.create(session, number, metadata, seed=seed)
             return Result.json({"type": "create_model", "model_id": model_id})
 
         return _promised(self._begin(f"{model_id}:create", create), model_id)
@@ -73,11 +73,12 @@ class TrainingRoutes:
         if base not in (served.name, served.tokenizer_id):
             fields.problem("base_model", base, f"{served.name!r}, the model of this server's recipe")
 
-    def _check_lora(self, lora: dict[str, Any] | None) -> None:
-        """Refuse adapters that the recipe's trainer does not have. Without [lora] it trains all weights, whatever the rank."""
+    def _check_lora(self, lora: dict[str, Any] | None) -> int | None:
+        """Return the seed of a model's adapters. Refuse those that the recipe's trainer does not have. Without [lora] it trains
+        all weights, whatever the rank."""
         fields, served = Fields(lora or {"rank": 1}, "lora_config"), self.models.served
         rank = fields.integer("rank", least=1)
-        fields.ignored("seed")
+        seed = fields.integer("seed", None, least=0)
         for name in ("train_mlp", "train_attn", "train_unembed"):
             if not fields.flag(name, True):
                 fields.problem(name, False, "true: the recipe's lora.targets choose what is trained")
@@ -88,6 +89,7 @@ class TrainingRoutes:
                 "rank", rank, f"{served.lora_rank}, the recipe's lora.rank. Or start the server with lora.rank={rank}"
             )
         fields.done()
+        return seed
 
     async def _get_info(self, request: web.Request) -> web.Response:
         fields = Fields(await self.bodies.json(request), "get_info")
@@ -159,7 +161,7 @@ class TrainingRoutes:
             if kind not in ("snapshot", "inflight"):
                 fields.problem("kind", kind, "snapshot or inflight")
             fields.done()
-            published = NamedWeights(name=await model.weights.publish())
+            published = await model.weights.publish(keeps=kind == "snapshot")
             sampler = self._add_sampler(model, published if kind == "snapshot" else None)
             return Result.json({"type": what, "sampling_session_id": sampler.sampler_id})
 

@@ -110,14 +110,14 @@ class Weights:
                 await self._load(files, name, optimizer=optimizer)
             self.has_changed(name)
 
-    async def publish(self) -> str:
-        """Bring the training state to the generator, and return its name."""
+    async def publish(self, *, keeps: bool = False) -> NamedWeights:  # noqa: ARG002 - they stay in the generator
+        """Bring the training state to the generator, and return its weights, which last until it gets others."""
         async with self._generator.alone(), self._trainer:
             await self._fetch_back()
             if self._in_generator != self._training:
                 await off_loop(self._session.sync)
                 self._in_generator = self._in_trainer
-            return self._training
+            return NamedWeights(name=self._training)
 
     @asynccontextmanager
     async def sampling(self, wanted: NamedWeights | None) -> AsyncIterator[TrainingSession]:
