@@ -174,7 +174,9 @@ def _every(batch: TokenBatch) -> AnyArray:
 def _setting_problems(settings: Mapping[str, Any]) -> list[Problem]:
     problems = []
     for name, value in settings.items():
-        values = [value] if name != "betas" else list(value) if isinstance(value, list | tuple) and len(value) == 2 else [None]
+        values: list[Any] = (
+            [value] if name != "betas" else list(value) if isinstance(value, list | tuple) and len(value) == 2 else [None]
+        )
         high = 1.0 if name == "betas" else np.inf
         if value is not None and not all(_is_number(one) and 0 <= one < high for one in values):
             expected = "two numbers from 0 to below 1" if name == "betas" else "a number of at least 0"
