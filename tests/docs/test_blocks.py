@@ -28,6 +28,7 @@ RUN_BY = {
     "docs/tinker.md": "tests/tinker/test_tinker_document.py",
     "docs/train-inference-agreement.md": "tests/system/test_logprob_mismatch.py",
     "docs/tutorials/": "tests/docs/test_tutorials.py",
+    "plugins/session/README.md": "tests/session/test_own_loop_document.py",
     "plugins/workers/README.md": "tests/workers/test_pool.py",
 }
 """Which test runs the Python of a document, or of all in a folder."""

@@ -1,4 +1,4 @@
-"""The programs of docs/own-loop.md run as they stand, and do what the page says."""
+"""The programs of docs/own-loop.md, and of the package's README.md, run as they stand and do what the pages say."""
 
 import runpy
 from pathlib import Path
@@ -7,14 +7,15 @@ import pytest
 
 from rlcore_torchkit.testing.models import make_model
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "own-loop.md"
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = (ROOT / "docs" / "own-loop.md", ROOT / "plugins" / "session" / "README.md")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The programs of own-loop.md as files, and the model that most begin with."""
+    """The programs as files, and the model that most begin with."""
     folder = tmp_path_factory.mktemp("own-loop")
-    for block in DOCUMENT.read_text().split("```python\n")[1:]:
+    for block in (block for page in DOCUMENTS for block in page.read_text().split("```python\n")[1:]):
         text = block.partition("```")[0]
         (folder / text.partition("\n")[0].removeprefix("# ")).write_text(text)
     make_model(folder / "model", alphabet="0123456789+=")
@@ -66,3 +67,7 @@ def test_adapters_learn_by_turns(run, folder):
     for name, losses in run("adapters.py")["losses"].items():
         assert losses[-1] < 0.5 * losses[0]
         assert (folder / "adapters" / name / "adapter_model.safetensors").is_file()
+
+
+def test_readme_samples(run):
+    assert len(run("samples.py")["samples"]) == 8

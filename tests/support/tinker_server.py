@@ -72,7 +72,8 @@ def serving(directory: Path, model: Path, *, lora: Any = True, keep_s: float = K
         served = Served(
             session=session,
             model=served_model(session, None),
-            directory=directory,
+            directory=directory / "checkpoints",
+            scratch=directory / "scratch",
             has_reference=bool(lora),
             many_adapters=session.has_adapters,
             key=KEY,

@@ -23,6 +23,28 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ad
         yield address
 
 
+@pytest.fixture(scope="module")
+def whole_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
+    """A server that trains all weights, of one model at a time."""
+    with serving(tmp_path_factory.mktemp("served"), model, lora=False) as address:
+        yield address
+
+
+@pytest.fixture
+def whole_service(whole_server: Address) -> Iterator[Any]:
+    """The client's session on it, which ends with the test."""
+    tinker = pytest.importorskip("tinker", reason="needs the client: pip install tinker")
+    client = tinker.ServiceClient(base_url=whole_server.url, api_key=KEY)
+    yield client
+    client.close("success").result()
+
+
+@pytest.fixture
+def whole_training(whole_service: Any, whole_server: Address) -> Any:
+    """The client's model on it."""
+    return whole_service.create_lora_training_client(base_model=whole_server.model, rank=RANK).result()
+
+
 @pytest.fixture
 def service(server: Address) -> Iterator[Any]:
     """The client's session, which ends with the test."""

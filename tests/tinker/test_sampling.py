@@ -129,23 +129,24 @@ def test_a_sampler_of_older_unsaved_weights_is_refused(training: Any, datum: Mak
         training.optim_step(tinker.AdamParams(learning_rate=1e-2))
         return training.save_weights_and_get_sampling_client().result()
 
-    older, newer = step(), step()
+    oldest, older, newer = step(), step(), step()
     with pytest.raises(tinker.RequestFailedError, match="whose weights are gone"):
-        older.sample(_prompt(), 1, tinker.SamplingParams(max_tokens=2)).result()
-    assert newer.sample(_prompt(), 1, tinker.SamplingParams(max_tokens=2)).result().sequences
+        oldest.sample(_prompt(), 1, tinker.SamplingParams(max_tokens=2)).result()
+    for sampler in (older, newer, older):
+        assert sampler.sample(_prompt(), 1, tinker.SamplingParams(max_tokens=2)).result().sequences
 
 
-def test_other_weights_wait_for_the_step(service: Any, training: Any, server: Address, datum: Make) -> None:
+def test_other_weights_wait_for_the_step(whole_service: Any, whole_training: Any, whole_server: Address, datum: Make) -> None:
     """Loading others would drop the gradients of the step."""
     data = [datum(TOKENS)]
-    training.forward_backward(data, "cross_entropy")
-    training.optim_step(tinker.AdamParams(learning_rate=1e-2))
-    training.save_weights_and_get_sampling_client().result()
-    base = service.create_sampling_client(base_model=server.model).result()
-    training.forward_backward(data, "cross_entropy").result()
+    whole_training.forward_backward(data, "cross_entropy")
+    whole_training.optim_step(tinker.AdamParams(learning_rate=1e-2))
+    whole_training.save_weights_and_get_sampling_client().result()
+    base = whole_service.create_sampling_client(base_model=whole_server.model).result()
+    whole_training.forward_backward(data, "cross_entropy").result()
     with pytest.raises(tinker.RequestFailedError, match="holds the gradients of a step"):
         base.sample(_prompt(), 1, tinker.SamplingParams(max_tokens=2)).result()
-    assert training.optim_step(tinker.AdamParams()).result().metrics["grad_norm"] > 0
+    assert whole_training.optim_step(tinker.AdamParams()).result().metrics["grad_norm"] > 0
     assert base.sample(_prompt(), 1, tinker.SamplingParams(max_tokens=2)).result().sequences
 
 

@@ -174,22 +174,22 @@ def test_a_model_begins_as_the_recipe_says_whatever_came_before(
 
 
 def test_a_client_that_dies_leaves_its_model_and_no_gradient(
-    server: Address, datum: Make, monkeypatch: pytest.MonkeyPatch
+    whole_server: Address, datum: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plain HTTP client sends no heartbeats."""
     monkeypatch.setattr("rlcore_tinker.clients.SILENCE_S", 0.6)
     monkeypatch.setattr("rlcore_tinker.models.QUIET_S", 0.2)
     monkeypatch.setattr("rlcore_tinker.models.LOOK_S", 0.05)
-    model_id = _raw_model(server)
-    _, body = server.post("forward_backward", forward_backward(model_id, 1, TOKENS, [1.0] * 7))
-    server.result(body["request_id"])
-    with _client(server) as later:
-        training = later.create_lora_training_client(base_model=server.model, rank=RANK).result()
+    model_id = _raw_model(whole_server)
+    _, body = whole_server.post("forward_backward", forward_backward(model_id, 1, TOKENS, [1.0] * 7))
+    whole_server.result(body["request_id"])
+    with _client(whole_server) as later:
+        training = later.create_lora_training_client(base_model=whole_server.model, rank=RANK).result()
         training.forward_backward([datum(OTHERS)], "cross_entropy")
         norm = _gradient_norm(training)
         training.forward_backward([datum(OTHERS)], "cross_entropy")
         assert norm == pytest.approx(_gradient_norm(training), rel=1e-6)
-    assert server.post("get_info", {"model_id": model_id})[0] == 404
+    assert whole_server.post("get_info", {"model_id": model_id})[0] == 404
 
 
 def test_requests_run_in_their_order_and_a_retry_runs_once(server: Address) -> None:
@@ -220,12 +220,12 @@ def test_the_same_idempotency_key_makes_one_session(server: Address) -> None:
     assert made[0] == made[1] != made[2]
 
 
-def test_a_second_model_waits_for_nobody_who_is_there(service: Any, training: Any, server: Address) -> None:
-    del training
-    with _client(server) as other:
-        for client in (service, other):
+def test_a_second_model_waits_for_nobody_who_is_there(whole_service: Any, whole_training: Any, whole_server: Address) -> None:
+    del whole_training
+    with _client(whole_server) as other:
+        for client in (whole_service, other):
             with pytest.raises(tinker.RequestFailedError, match="one model at a time"):
-                client.create_lora_training_client(base_model=server.model, rank=RANK).result()
+                client.create_lora_training_client(base_model=whole_server.model, rank=RANK).result()
 
 
 def test_all_weights_train_where_the_recipe_has_no_adapters(tmp_path: Path, datum: Make) -> None:

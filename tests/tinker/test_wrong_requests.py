@@ -1,6 +1,8 @@
 """Requests that the server refuses, through the client: each with the protocol's error, after which the server goes on."""
 
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -232,3 +234,20 @@ def test_requests_of_no_client_are_answered_too(server: Address, name: str, body
     found, answered = server.post(name, body)
     assert (found, words in answered["error"]) == (status, True)
     assert answered["category"] == "user"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "samplers/x%2Ffiles%2Fy?signature=0",
+        "training_runs/*/checkpoints",
+        "training_runs/*/checkpoints/weights/x%2Ffiles%2Fy?signature=0&until=1",
+        "sessions?signature=0",
+    ],
+)
+def test_no_path_goes_around_the_key_or_out_of_the_folder(server: Address, path: str) -> None:
+    request = urllib.request.Request(f"{server.url}/api/v1/{path}")
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(request, timeout=30)
+    assert error.value.code == 401
+    assert server.get("training_runs/*/checkpoints") == (200, {"checkpoints": []})

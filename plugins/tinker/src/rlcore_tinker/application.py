@@ -12,14 +12,14 @@ from attrs import frozen
 from rlcore_tinker.adapter_pool import AdapterPool
 from rlcore_tinker.backend import TrainingSession
 from rlcore_tinker.bodies import MAX_BYTES, Bodies
-from rlcore_tinker.checkpoint_routes import CheckpointRoutes
+from rlcore_tinker.checkpoint_routes import FILE, CheckpointRoutes
 from rlcore_tinker.checkpoints import Checkpoints
 from rlcore_tinker.clients import Clients
 from rlcore_tinker.errors import RequestError, as_request_error
 from rlcore_tinker.models import Models
 from rlcore_tinker.promises import KEEP_S, Promises
 from rlcore_tinker.sampling import Samplers
-from rlcore_tinker.service_routes import ServiceRoutes
+from rlcore_tinker.service_routes import HEALTH, ServiceRoutes
 from rlcore_tinker.tasks import Tasks
 from rlcore_tinker.training_model import ServedModel
 from rlcore_tinker.training_routes import TrainingRoutes
@@ -28,8 +28,8 @@ from rlcore_tinker.weights import Weights
 PREFIX = "/api/v1"
 POLLS = tuple(f"{PREFIX}/{name}" for name in ("retrieve_future", "retrieve_futures", "telemetry", "session_heartbeat"))
 """Routes whose replies nobody needs twice."""
-OPEN = (f"{PREFIX}/healthz",)
-"""Routes without a key."""
+OPEN = (HEALTH, FILE)
+"""Names of the routes without a key: a file's address is signed."""
 RETRY_S = 600.0
 """Seconds for which the reply to an idempotency key is kept."""
 MAX_KEPT = 65_536
@@ -43,14 +43,16 @@ class Served:
     session: TrainingSession
     model: ServedModel
     directory: Path
-    """Where checkpoints are kept, and states that are set aside."""
+    """Where checkpoints are kept."""
+    scratch: Path
+    """An empty folder for states that are set aside."""
     has_reference: bool
     many_adapters: bool
     """True where the session can train several models, each an adapter."""
     key: str
     """What clients have to show."""
     on_error: Callable[[BaseException], object]
-    """Called with each error of a training request."""
+    """Called with each error that a request on the session ended with."""
     keep_s: float = KEEP_S
     """Seconds for which results are kept."""
 
@@ -58,12 +60,11 @@ class Served:
 def application(served: Served) -> web.Application:
     """Return the application."""
     bodies, clients, promises = Bodies(), Clients(), Promises(served.keep_s)
-    checkpoints = Checkpoints(served.directory / "checkpoints")
-    scratch = served.directory / "scratch"
-    weights: Weights | AdapterPool = AdapterPool(served.session, scratch)
+    checkpoints = Checkpoints(served.directory)
+    weights: Weights | AdapterPool = AdapterPool(served.session, served.scratch)
     if not served.many_adapters:
-        weights = Weights(served.session, scratch, has_reference=served.has_reference)
-    samplers = Samplers(weights, promises, served.model.limits)
+        weights = Weights(served.session, served.scratch, has_reference=served.has_reference)
+    samplers = Samplers(weights, promises, served.model.limits, served.on_error)
     models = Models(served.model, weights, checkpoints, clients, promises, served.on_error)
     made = web.Application(
         client_max_size=MAX_BYTES, middlewares=[_errors_as_json, _Key(served.key).check, _Retries().answer_once]
@@ -78,6 +79,7 @@ def application(served: Served) -> web.Application:
             checkpoints=checkpoints,
             bodies=bodies,
             tasks=Tasks(),
+            on_error=served.on_error,
         ),
         CheckpointRoutes(models=models, checkpoints=checkpoints, bodies=bodies, secret=served.key.encode()),
     ):
@@ -94,8 +96,8 @@ class _Key:
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         shown = request.headers.get("X-API-Key", "").encode("utf-8", "surrogateescape")
-        is_open = request.path in OPEN or ("signature" in request.query and "/files/" in request.path)
-        if not is_open and not hmac.compare_digest(shown, self._key):
+        # By the route that was found: a path may hold the name of any other in an escape.
+        if request.match_info.route.name not in OPEN and not hmac.compare_digest(shown, self._key):
             found = "another key" if shown else "no key"
             raise RequestError(f"X-API-Key: found {found}; expected the key of this server, in TINKER_API_KEY", status=401)
         return await handler(request)
@@ -120,12 +122,10 @@ class _Retries:
         self._replies[place] = time.monotonic(), reply
         try:
             response = await handler(request)
-        except BaseException as error:  # an error is no answer: the next attempt is a first one
+        except BaseException:  # an error is no answer: the next attempt is a first one
             del self._replies[place]
             reply.set_exception(RequestError("the first attempt failed; try again", status=409))
-            reply.exception()
-            if isinstance(error, asyncio.CancelledError):
-                raise
+            reply.exception()  # else asyncio logs that nobody retrieved it
             raise
         assert isinstance(response, web.Response)
         reply.set_result(_copied(response))

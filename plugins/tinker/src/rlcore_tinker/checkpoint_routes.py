@@ -15,6 +15,8 @@ from rlcore_tinker.errors import RequestError
 from rlcore_tinker.fields import Fields
 from rlcore_tinker.models import Models
 
+FILE = "file"
+"""The name of the route of files."""
 URL_S = 3600
 """Seconds for which the address of a file is valid."""
 OWNER = "local"
@@ -42,7 +44,7 @@ class CheckpointRoutes:
         router.add_delete(f"{one}/publish", self._publish)
         router.add_put(f"{one}/ttl", self._ttl)
         router.add_get(f"{one}/external_weights_urls", self._urls)
-        router.add_get(f"{one}/files/{{path:.+}}", self._file)
+        router.add_get(f"{one}/files/{{path:.+}}", self._file, name=FILE)
         router.add_post(f"{prefix}/weights_info", self._info)
 
     async def _list_all(self, request: web.Request) -> web.Response:

@@ -25,7 +25,7 @@ FILES = "files"
 SCHEME = "tinker://"
 LEAST_TTL_S, MOST_TTL_S = 3600, 10 * 366 * 86400
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,120}")
-_MODEL = re.compile(r"[A-Za-z0-9_-]{1,80}:(?:train):[0-9]{1,9}")
+_MODEL = re.compile(r"[A-Za-z0-9_-]{1,80}:train:[0-9]{1,9}")
 
 
 @frozen(kw_only=True)
@@ -133,6 +133,8 @@ class Checkpoints:
 
     def all(self, model_id: str | None = None) -> list[Checkpoint]:
         """Return the checkpoints of a model, or all, the newest first. Those whose time is over are deleted."""
+        if model_id is not None and not _MODEL.fullmatch(model_id):
+            return []
         pattern = "*" if model_id is None else _folder_name(model_id)
         found = [one for path in self._directory.glob(f"{pattern}/*/*/{DESCRIPTION}") if (one := _read(path.parent))]
         return sorted(found, key=lambda one: one.created, reverse=True)

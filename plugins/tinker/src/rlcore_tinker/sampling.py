@@ -3,6 +3,7 @@
 import asyncio
 import math
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -132,8 +133,11 @@ def _stops(params: Fields) -> tuple[tuple[str, ...], tuple[int, ...] | None]:
 class Samplers:
     """The sampling sessions of all clients."""
 
-    def __init__(self, weights: Weights | AdapterPool, promises: Promises, limits: Limits) -> None:
-        self._weights, self._promises, self._limits = weights, promises, limits
+    def __init__(
+        self, weights: Weights | AdapterPool, promises: Promises, limits: Limits, on_error: Callable[[BaseException], object]
+    ) -> None:
+        """`on_error` is called with each error that a sample request ended with."""
+        self._weights, self._promises, self._limits, self._on_error = weights, promises, limits, on_error
         self._samplers: dict[str, SamplingSession] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
 
@@ -173,6 +177,7 @@ class Samplers:
         except asyncio.CancelledError:
             outcome = RequestError("the request was cancelled by its client", status=499)
         except Exception as error:
+            self._on_error(error)
             outcome = as_request_error(error)
         await self._promises.end(promise, outcome)
 

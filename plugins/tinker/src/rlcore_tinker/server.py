@@ -2,9 +2,12 @@
 
 import queue
 import secrets
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from rlcore.files import storage_errors
 from rlcore.schema.file_limits import expanded
 from rlcore.secrets import keep_secret
 from rlcore.spi import WorkerError
@@ -18,7 +21,7 @@ from rlcore_workers.http_server import ServerThread
 KEY_PREFIX = "tml-"
 """The beginning of each key: the client refuses others."""
 FOLDER = "tinker"
-"""The folder of a run directory in which checkpoints are kept."""
+"""The folder of a run directory for the server's files."""
 LOOK_S = 0.5
 
 
@@ -32,12 +35,16 @@ def serve(context: TrainingServerContext) -> None:
     keep_secret(key)
     recipe = expanded(context.recipe)
     has_reference = _has_adapters(recipe, context.overrides)
-    with rlcore_session.open_session(recipe, *context.overrides, reference=has_reference) as session:
+    with ExitStack() as stack:
+        session = stack.enter_context(rlcore_session.open_session(recipe, *context.overrides, reference=has_reference))
         lost: queue.Queue[WorkerError] = queue.Queue()
+        directory = _directory(session)
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="scratch-", dir=directory))
         served = Served(
             session=session,
             model=served_model(session, context.name),
-            directory=_directory(session),
+            directory=directory / "checkpoints",
+            scratch=Path(scratch),
             has_reference=has_reference,
             many_adapters=session.has_adapters,
             key=key,
@@ -92,5 +99,9 @@ def _has_adapters(recipe: Path, overrides: tuple[str, ...]) -> bool:
 
 
 def _directory(session: Any) -> Path:
+    """Make the folder of the server's files, and return it. StorageError where that cannot be."""
     run = session.plan.recipe.run
-    return expanded(run.directory).resolve() / run.name / FOLDER
+    folder = expanded(run.directory).resolve() / run.name / FOLDER
+    with storage_errors("checkpoints", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -15,6 +15,9 @@ from rlcore_tinker.sampling import Samplers, SamplingSession, new_sampler_id
 from rlcore_tinker.versions import check_version
 from rlcore_tinker.weights import BASE, NamedWeights
 
+HEALTH = "health"
+"""The name of the route that says whether the server runs."""
+
 
 @frozen(kw_only=True, eq=False)
 class ServiceRoutes:
@@ -28,7 +31,7 @@ class ServiceRoutes:
 
     def add_to(self, router: web.UrlDispatcher, prefix: str) -> None:
         """Add the routes."""
-        router.add_get(f"{prefix}/healthz", self._health)
+        router.add_get(f"{prefix}/healthz", self._health, name=HEALTH)
         router.add_get(f"{prefix}/get_server_capabilities", self._capabilities)
         router.add_post(f"{prefix}/client/config", self._config)
         router.add_post(f"{prefix}/client/dynamic_config", self._config)

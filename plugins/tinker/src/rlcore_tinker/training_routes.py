@@ -1,6 +1,7 @@
 """Routes of training: models, their requests, and futures."""
 
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
@@ -32,6 +33,7 @@ class TrainingRoutes:
     checkpoints: Checkpoints
     bodies: Bodies
     tasks: Tasks
+    on_error: Callable[[BaseException], object]
 
     def add_to(self, router: web.UrlDispatcher, prefix: str) -> None:
         """Add the routes."""
@@ -271,6 +273,7 @@ class TrainingRoutes:
                 try:
                     outcome: Result | RequestError = await work()
                 except Exception as error:
+                    self.on_error(error)
                     outcome = as_request_error(error)
                 await self.promises.end(promise, outcome)
 

@@ -1,12 +1,13 @@
 """Which weights trainer and generator hold, and the way from one to another.
 
-A name stands for weights that differ from those of every other name: "base" is the recipe's model. Trainer and generator hold
+A name stands for weights that differ from those of every other name: BASE is the recipe's model. Trainer and generator hold
 one set of weights each. Where log-probabilities or samples are asked of others, the trainer saves the training state to a
 scratch folder and loads the others. Before it trains on, it loads the training state again.
 """
 
 import asyncio
 import shutil
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,8 +19,8 @@ from rlcore_serve.sessions.off_loop import off_loop
 from rlcore_tinker.backend import TrainingSession
 from rlcore_tinker.errors import RequestError
 
-BASE = "base"
-"""The name of the recipe's own weights."""
+BASE = f"base-{uuid.uuid4().hex}"
+"""The name of the recipe's own weights: another one in each server, whose recipe may be another."""
 
 
 @frozen(kw_only=True)
