@@ -178,7 +178,7 @@ def test_a_client_that_dies_leaves_its_model_and_no_gradient(
 ) -> None:
     """A plain HTTP client sends no heartbeats."""
     monkeypatch.setattr("rlcore_tinker.clients.SILENCE_S", 0.6)
-    monkeypatch.setattr("rlcore_tinker.models.QUIET_S", 0.2)
+    monkeypatch.setattr("rlcore_tinker.models.QUIET_S", 0.0)
     monkeypatch.setattr("rlcore_tinker.models.LOOK_S", 0.05)
     model_id = _raw_model(whole_server)
     _, body = whole_server.post("forward_backward", forward_backward(model_id, 1, TOKENS, [1.0] * 7))
