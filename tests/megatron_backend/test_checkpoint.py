@@ -53,9 +53,11 @@ def saved_in(num_ranks: int, one: Any) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("megatron-checkpoints")
-    prepare(root)
+    names = {case["name"] for case in collected(request, "test_any_layout_resumes_any_other")}
+    resumed = {case["one"].architecture for case in collected(request, "test_one_process_resumes_any_layout")}
+    prepare(root, {DENSE, MOE, *resumed, *(layout.architecture for layout in LAYOUTS if case_of(layout) in names)})
     return root
 
 
@@ -150,8 +152,8 @@ def test_weights_and_moments_go_by_megatrons_names(trained: MegatronBackend, tmp
     """Whatever the layout, under names that any reader of the format finds them by; the weights as they are exported."""
     save(trained, tmp_path / "saved")
     index = json.loads((tmp_path / "saved" / "trainer.json").read_text())
-    optimizer = {"name": "adamw", "moments": "float32", "outside_muon": []}
-    assert index == {"format": 1, "weight_version": 2, "optimizer_steps": 2, "world_size": 1, "optimizer": optimizer}
+    kind = {"name": "adamw", "moments": "float32", "outside_muon": []}
+    assert index == {"format": 1, "weight_version": 2, "optimizer_steps": 2, "world_size": 1, "optimizer": kind}
     stored = _load_state_dict_from_keys(checkpoint_id=tmp_path / "saved" / "state")
     name = "decoder.layers.3.mlp.linear_fc1.weight"
     assert {f"{prefix}{name}{half}" for prefix in PREFIXES for half in ("_w", "_v")} <= stored.keys()

@@ -27,6 +27,7 @@ class SampleOptions:
     top_p: float | None = None
     stop: str | Sequence[str] = ()
     seed: int | None = None
+    stop_token_ids: Sequence[int] | None = None
 
 
 @frozen(kw_only=True, eq=False)
@@ -114,6 +115,9 @@ class Requests:
         stops = [options.stop] if isinstance(options.stop, str) else options.stop
         if not isinstance(stops, Sequence) or not all(isinstance(text, str) and text for text in stops):
             yield Problem(path="stop", found=repr(options.stop), expected="a text, or a list of texts that are not empty")
+        ids = options.stop_token_ids or ()
+        if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
+            yield Problem(path="stop_token_ids", found=repr(ids), expected="a list of token ids")
         needs = {
             "seed": (options.seed is not None, capabilities.PER_SAMPLE_SEEDS),
             "top_k": (bool(options.top_k), capabilities.TOP_K),
@@ -128,11 +132,11 @@ class Requests:
     def _sampling(self, options: SampleOptions) -> SamplingParams:
         rollout = self.recipe.rollout
         stops = (options.stop,) if isinstance(options.stop, str) else tuple(options.stop)
-        stop_ids = self.tokenizer.stop_token_ids if rollout.stop_token_ids is None else rollout.stop_token_ids
+        own_ids = self.tokenizer.stop_token_ids if rollout.stop_token_ids is None else rollout.stop_token_ids
         return SamplingParams(
             temperature=rollout.temperature if options.temperature is None else float(options.temperature),
             top_k=rollout.top_k if options.top_k is None else int(options.top_k),
             top_p=rollout.top_p if options.top_p is None else float(options.top_p),
-            stop_token_ids=stop_ids,
+            stop_token_ids=own_ids if options.stop_token_ids is None else tuple(options.stop_token_ids),
             stop_strings=tuple(dict.fromkeys([*rollout.stop_strings, *stops])),
         )

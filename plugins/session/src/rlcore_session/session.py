@@ -109,6 +109,7 @@ class Session:
         top_k: int | None = None,
         top_p: float | None = None,
         stop: str | Sequence[str] = (),
+        stop_token_ids: Sequence[int] | None = None,
         seed: int | None = None,
     ) -> list[list[Completion]]:
         """Sample completions of prompts: a list of `num_samples` for each.
@@ -124,6 +125,7 @@ class Session:
             top_k=top_k,
             top_p=top_p,
             stop=stop,
+            stop_token_ids=stop_token_ids,
             seed=seed,
         )
         if self._generator_thread.is_current:
@@ -197,6 +199,15 @@ class Session:
             "max_grad_norm": max_grad_norm,
         }
         return self._in_order(lambda: self._training.optim_step(settings))
+
+    def drop_gradients(self) -> None:
+        """Drop the gradients held, so that the next `forward_backward` begins a step."""
+        self._in_order(self._training.drop_gradients)
+
+    @property
+    def has_adapters(self) -> bool:
+        """Return whether `use_adapter` can change between adapters."""
+        return self._training.has_adapters
 
     @property
     def adapter(self) -> str:

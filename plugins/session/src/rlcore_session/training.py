@@ -139,6 +139,10 @@ class Training:
             metrics=dict(result.metrics),
         )
 
+    def drop_gradients(self) -> None:
+        """Forget the gradients held: the trainer drops them as the next piece begins a step."""
+        self.pieces = 0
+
     def use_adapter(self, name: str, seed: int | None, drops: Sequence[str]) -> int:
         """Change to another adapter, and return its version."""
         self._require_adapters(name, seed, drops)
@@ -161,9 +165,13 @@ class Training:
         self.version = result.weight_version
         return self.version
 
+    @property
+    def has_adapters(self) -> bool:
+        """Return whether the trainer changes between adapters."""
+        return self.recipe.lora is not None and self.backends.trainer.has(capabilities.MANY_ADAPTERS)
+
     def _require_adapters(self, name: str, seed: int | None, drops: Sequence[str]) -> None:
-        trainer = self.backends.trainer
-        if self.recipe.lora is None or not trainer.has(capabilities.MANY_ADAPTERS):
+        if not self.has_adapters:
             found = "a recipe without [lora]" if self.recipe.lora is None else "a trainer that keeps one adapter"
             expected = "[lora], and a trainer with the capability many_adapters"
             raise CallError([Problem(path="use_adapter", found=found, expected=expected)])

@@ -1,0 +1,178 @@
+"""The adapters of several models under training, which one trainer has by turns.
+
+A model's adapter has the model's id as its name in the trainer. The one named "" is never trained: it is the base model. One
+more holds the checkpoint that a sampler asked for last.
+"""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from rlcore.spi.arrays import Float32Array
+from rlcore_serve.sessions.off_loop import off_loop
+from rlcore_tinker.backend import TrainingSession
+from rlcore_tinker.errors import RequestError
+from rlcore_tinker.weights import BASE, NamedWeights, SharedLock
+
+UNTRAINED, LOADED = "", "checkpoint of a sampler"
+"""Names of adapters that are no model's."""
+NUM_KEPT = 2
+
+
+class AdapterPool:
+    """The trainer and the generator of a session with several adapters."""
+
+    def __init__(self, session: TrainingSession, scratch: Path) -> None:
+        """`scratch` is a folder for weights that samplers read and no checkpoint has."""
+        self._session, self._scratch = session, scratch
+        self._generator = SharedLock()
+        """Shared while samples are drawn, held alone while the generator's weights change. It is taken before `_trainer`."""
+        self._trainer = asyncio.Lock()
+        self._in_generator, self._in_use, self._loaded = BASE, UNTRAINED, ""
+        self._models: dict[str, AdapterWeights] = {}
+        self._begun: set[str] = {UNTRAINED}
+        """Adapters that the trainer has."""
+
+    def open(self, adapter: str, seed: int) -> "AdapterWeights":
+        """Return the weights of a new model; its adapter begins with `AdapterWeights.begin`."""
+        self._models[adapter] = AdapterWeights(self, adapter, seed)
+        return self._models[adapter]
+
+    async def forget(self, adapter: str) -> None:
+        """Drop the adapter of a model that nobody trains any more."""
+        async with self._generator.alone(), self._trainer:
+            del self._models[adapter]
+            shutil.rmtree(self._folder(adapter), ignore_errors=True)
+            await self._use(UNTRAINED)
+            if adapter in self._begun:
+                await off_loop(self._session.use_adapter, UNTRAINED, drops=[adapter])
+                self._begun.remove(adapter)
+
+    @asynccontextmanager
+    async def sampling(self, wanted: NamedWeights | None) -> AsyncIterator[TrainingSession]:
+        """Share the generator, with these weights in it; None are those that it holds. RequestError where they are gone."""
+        while True:
+            async with self._generator.shared():
+                if wanted is None or wanted.name == self._in_generator:
+                    yield self._session
+                    return
+            async with self._generator.alone(), self._trainer:
+                await self._use_weights(wanted)
+                await self._sync(wanted.name)
+
+    def generates(self, wanted: NamedWeights) -> bool:
+        """Return whether the generator holds these weights."""
+        return wanted.name == self._in_generator
+
+    async def logprobs(self, wanted: NamedWeights, sequences: Sequence[Sequence[int]]) -> Sequence[Float32Array]:
+        """Return the log-probabilities of the sequences' tokens by these weights. RequestError where they are gone."""
+        async with self._generator.alone(), self._trainer:
+            await self._use_weights(wanted)
+            return await off_loop(self._session.logprobs, sequences, model="policy")
+
+    @asynccontextmanager
+    async def in_use(self, adapter: str) -> AsyncIterator[TrainingSession]:
+        """Hold the trainer, with this adapter in use."""
+        async with self._trainer:
+            await self._use(adapter)
+            yield self._session
+
+    async def begin(self, adapter: str, seed: int, files: Path | None, name: str, *, optimizer: bool) -> None:
+        """Begin an adapter anew, or with the state of these files."""
+        async with self._generator.alone(), self._trainer:
+            await self._begin(adapter, seed, files, name, optimizer=optimizer)
+
+    async def publish(self, adapter: str, name: str, *, keeps: bool) -> NamedWeights:
+        """Bring an adapter, whose weights have this name, to the generator. `keeps` writes them to a file too, since other
+        adapters go there; a model's newest two stay."""
+        async with self._generator.alone(), self._trainer:
+            await self._use(adapter)
+            await self._sync(name)
+            if not keeps:
+                return NamedWeights(name=name)
+            folder = self._folder(adapter)
+            files = folder / name.rpartition("@")[2]
+            if not files.is_dir():
+                await off_loop(self._session.save, files)
+            for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)[:-NUM_KEPT]:
+                shutil.rmtree(old, ignore_errors=True)
+            return NamedWeights(name=name, files=files)
+
+    def _folder(self, adapter: str) -> Path:
+        return self._scratch / adapter.replace(":", "-")
+
+    async def _use_weights(self, wanted: NamedWeights) -> None:
+        """Use the adapter that has these weights. Both locks are held."""
+        for adapter, model in self._models.items():
+            if model.training_name == wanted.name and adapter in self._begun:
+                return await self._use(adapter)
+        if wanted.name == BASE:
+            return await self._use(UNTRAINED)
+        if wanted.name != self._loaded:
+            if wanted.files is None or not wanted.files.is_dir():
+                raise RequestError(
+                    f"found a sampler whose weights are gone: the server keeps a model's newest {NUM_KEPT} unsaved ones. "
+                    "Expected a newer sampler of its model, or one of save_weights_for_sampler(name)",
+                    status=410,
+                )
+            self._loaded = ""
+            await self._begin(LOADED, 0, wanted.files, wanted.name, optimizer=False)
+            self._loaded = wanted.name
+        return await self._use(LOADED)
+
+    async def _begin(self, adapter: str, seed: int, files: Path | None, name: str, *, optimizer: bool) -> None:
+        await off_loop(self._session.use_adapter, adapter, seed=seed)
+        self._begun.add(adapter)
+        self._in_use = adapter
+        if files is not None:
+            await off_loop(self._session.load, files, optimizer=optimizer)  # which brings them to the generator, too
+            self._in_generator = name
+
+    async def _use(self, adapter: str) -> None:
+        if self._in_use != adapter:
+            await off_loop(self._session.use_adapter, adapter)
+            self._in_use = adapter
+
+    async def _sync(self, name: str) -> None:
+        """Bring the adapter in use, whose weights have this name, to the generator."""
+        if self._in_generator != name:
+            await off_loop(self._session.sync)
+            self._in_generator = name
+
+
+class AdapterWeights:
+    """The weights of one model under training: an adapter of the pool."""
+
+    def __init__(self, pool: AdapterPool, adapter: str, seed: int) -> None:
+        self._pool, self._adapter, self._seed = pool, adapter, seed
+        self._name = f"{adapter}@0"
+
+    @property
+    def training_name(self) -> str:
+        """The name of the model's present weights."""
+        return self._name
+
+    @asynccontextmanager
+    async def training(self) -> AsyncIterator[TrainingSession]:
+        """Hold the trainer, with the model's adapter in use."""
+        async with self._pool.in_use(self._adapter) as session:
+            yield session
+
+    def has_changed(self, name: str) -> None:
+        """Note the new name of the model's weights."""
+        self._name = name
+
+    def has_gradients(self, *, found: bool) -> None:
+        """Do nothing: an adapter keeps its gradients while others are in use."""
+
+    async def begin(self, files: Path | None, name: str, *, optimizer: bool) -> None:
+        """Begin with the state of these files, or anew where there are none; gradients are dropped."""
+        name = self._name if name == BASE else name
+        await self._pool.begin(self._adapter, self._seed, files, name, optimizer=optimizer)
+        self._name = name
+
+    async def publish(self, *, keeps: bool = False) -> NamedWeights:
+        """Bring the model's weights to the generator, and return them; see AdapterPool."""
+        return await self._pool.publish(self._adapter, self._name, keeps=keeps)

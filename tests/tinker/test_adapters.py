@@ -1,0 +1,96 @@
+"""Several clients train adapters on one model at once: each as it does alone."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from tinker_server import KEY, RANK, Address
+
+tinker = pytest.importorskip("tinker", reason="needs the client: pip install tinker")
+
+Make = Callable[..., Any]
+TOKENS = {1: [3, 1, 4, 1, 5, 9, 2, 6], 2: [2, 7, 1, 8, 2, 8]}
+OTHERS = {1: [5, 3, 5, 8], 2: [1, 6, 1, 8, 0]}
+STEP = tinker.AdamParams(learning_rate=1e-2, weight_decay=0.1)
+PARAMS = tinker.SamplingParams(max_tokens=6, seed=4)
+
+
+def begun(service: Any, server: Address, seed: int) -> Any:
+    """A model under training."""
+    return service.create_lora_training_client(base_model=server.model, rank=RANK, seed=seed).result()
+
+
+def pieces(training: Any, seed: int, datum: Make) -> Sequence[Callable[[], Any]]:
+    """The requests of two steps, one after another."""
+    return [
+        lambda: training.forward_backward([datum(TOKENS[seed])], "cross_entropy").result(),
+        lambda: training.forward_backward([datum(OTHERS[seed])], "cross_entropy").result(),
+        lambda: training.optim_step(STEP).result(),
+    ] * 2
+
+
+def figures(training: Any) -> np.ndarray:
+    """Log-probabilities of samples and of a text, which tell weights apart."""
+    sampler = training.save_weights_and_get_sampling_client().result()
+    prompt = tinker.ModelInput.from_ints([3, 1, 4])
+    sequences = sampler.sample(prompt, 3, PARAMS).result().sequences
+    scored = sampler.compute_logprobs(tinker.ModelInput.from_ints([3, 1, 4, 1, 5])).result()
+    return np.array([*(one for sequence in sequences for one in sequence.logprobs), *scored[1:]])
+
+
+def test_clients_beside_each_other_train_as_alone(service: Any, server: Address, datum: Make) -> None:
+    alone = {}
+    for seed in TOKENS:
+        training = begun(service, server, seed)
+        for request in pieces(training, seed, datum):
+            request()
+        alone[seed] = figures(training)
+    other = tinker.ServiceClient(base_url=server.url, api_key=KEY)
+    models = {1: begun(service, server, 1), 2: begun(other, server, 2)}
+    for requests in zip(*(pieces(model, seed, datum) for seed, model in models.items()), strict=True):
+        for request in requests:
+            request()
+    for seed in (*models, *models):
+        np.testing.assert_array_equal(figures(models[seed]), alone[seed])
+    other.close("success").result()
+
+
+def test_client_that_ends_takes_its_gradients_along(service: Any, server: Address, datum: Make) -> None:
+    training = begun(service, server, 1)
+    training.forward_backward([datum(TOKENS[1])], "cross_entropy").result()
+    other = tinker.ServiceClient(base_url=server.url, api_key=KEY)
+    begun(other, server, 2).forward_backward([datum(TOKENS[2])], "cross_entropy").result()
+    other.close("success").result()
+    found = training.optim_step(STEP).result().metrics["grad_norm"]
+    again = begun(service, server, 1)
+    again.forward_backward([datum(TOKENS[1])], "cross_entropy").result()
+    assert again.optim_step(STEP).result().metrics["grad_norm"] == found
+
+
+def test_sampler_keeps_its_weights_while_others_train(service: Any, server: Address, datum: Make) -> None:
+    first, second = begun(service, server, 1), begun(service, server, 2)
+    first.forward_backward([datum(TOKENS[1])], "cross_entropy").result()
+    first.optim_step(STEP).result()
+    sampler, prompt = first.save_weights_and_get_sampling_client().result(), tinker.ModelInput.from_ints([3, 1])
+    before = [one.logprobs for one in sampler.sample(prompt, 3, PARAMS).result().sequences]
+    for model, seed in ((first, 1), (second, 2)):
+        model.forward_backward([datum(TOKENS[seed])], "cross_entropy").result()
+        model.optim_step(STEP).result()
+    assert figures(second).size
+    assert [one.logprobs for one in sampler.sample(prompt, 3, PARAMS).result().sequences] == before
+
+
+def test_base_model_answers_between_the_pieces_of_a_step(service: Any, server: Address, datum: Make) -> None:
+    base = service.create_sampling_client(base_model=server.model).result()
+    training, prompt = begun(service, server, 1), tinker.ModelInput.from_ints([3, 1, 4, 1])
+    before = base.compute_logprobs(prompt).result()
+    training.forward_backward([datum(TOKENS[1])], "cross_entropy").result()
+    assert base.compute_logprobs(prompt).result() == before
+    assert base.sample(prompt, 1, PARAMS).result().sequences
+    training.forward_backward([datum(OTHERS[1])], "cross_entropy").result()
+    norm = training.optim_step(STEP).result().metrics["grad_norm"]
+    again = begun(service, server, 1)
+    again.forward_backward([datum(TOKENS[1]), datum(OTHERS[1])], "cross_entropy").result()
+    assert again.optim_step(STEP).result().metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
+    assert base.compute_logprobs(prompt).result() == before
