@@ -44,6 +44,8 @@ def run_rows(rows: Mapping[str, Callable[[], str | None]], file: Path, *, alone:
     without end: `launch_rows` ends them.
     """
     results = dict.fromkeys(rows, "not run, since a row before it failed on one rank")
+    if not rows:
+        file.write_text("{}")
     failed = None
     for number, (name, run) in enumerate(rows.items()):
         try:
