@@ -58,7 +58,9 @@ class Address:
 
 
 @contextmanager
-def serving(directory: Path, model: Path, *, lora: Any = True, keep_s: float = KEEP_S, **recipe: Any) -> Iterator[Address]:
+def serving(
+    directory: Path, model: Path, *, lora: Any = True, keep_s: float = KEEP_S, name: str | None = None, **recipe: Any
+) -> Iterator[Address]:
     """A server of the model, with fsdp2 and transformers in this process. `lora` is False, True, or the section itself."""
     sections = {
         "model": {"path": str(model), "dtype": "float32"},
@@ -71,7 +73,7 @@ def serving(directory: Path, model: Path, *, lora: Any = True, keep_s: float = K
     with rlcore_session.open_session(sections, reference=bool(lora)) as session:
         served = Served(
             session=session,
-            model=served_model(session, None),
+            model=served_model(session, name),
             directory=directory / "checkpoints",
             scratch=directory / "scratch",
             has_reference=bool(lora),

@@ -101,7 +101,7 @@ def _has_adapters(recipe: Path, overrides: tuple[str, ...]) -> bool:
 def _directory(session: Any) -> Path:
     """Make the folder of the server's files, and return it. StorageError where that cannot be."""
     run = session.plan.recipe.run
-    folder = expanded(run.directory).resolve() / run.name / FOLDER
+    folder: Path = expanded(run.directory).resolve() / run.name / FOLDER
     with storage_errors("checkpoints", folder):
         folder.mkdir(parents=True, exist_ok=True)
     return folder
