@@ -80,7 +80,7 @@ class TrainingRoutes:
         all weights, whatever the rank."""
         fields, served = Fields(lora or {"rank": 1}, "lora_config"), self.models.served
         rank = fields.integer("rank", least=1)
-        seed = fields.integer("seed", None, least=0)
+        seed: int | None = fields.integer("seed", None, least=0)
         for name in ("train_mlp", "train_attn", "train_unembed"):
             if not fields.flag(name, True):
                 fields.problem(name, False, "true: the recipe's lora.targets choose what is trained")
