@@ -216,8 +216,11 @@ class Session:
         return self._in_order(self._sync)
 
     def save(self, directory: str | Path) -> Path:
-        """Write a checkpoint below a directory and return its path: weights, optimizer and version. Gradients are not in it."""
-        return self._in_order(lambda: self._storage.save(Path(directory), self._training.to_save()))
+        """Write a checkpoint below a directory and return its path: weights, optimizer and version. Gradients are not in it.
+
+        Of several adapters it holds the one in use; each has a directory of its own.
+        """
+        return self._in_order(lambda: self._storage.save(Path(directory), self._training.to_save(), self.adapter))
 
     def load(self, directory: str | Path, optimizer: bool = True) -> int:
         """Load a checkpoint of `save` or of a run, or the newest below a directory, sync, and return its version.
