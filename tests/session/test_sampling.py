@@ -13,6 +13,7 @@ from rlcore.spi import WorkerError
 from rlcore.testing.fakes.providers import FAKE_GENERATOR, FAKE_TRAINER
 from rlcore_session import AsyncSession, CallError, Datum
 from rlcore_session.prompts import SampleOptions
+from rlcore_session.sampler import SampleCall, Sampler
 from rlcore_session.training import ParkedAdapter, Training
 
 from .session_support import FAKE_LOSS, open_fakes, without
@@ -148,6 +149,22 @@ def test_samples_behind_a_sync_have_its_version(apart, monkeypatch):
             assert session.sync() == version
             assert [one.result(timeout=60)[0].weight_version for one in calls] == [version] * 4
             calls.clear()
+
+
+def test_turns_are_answered_in_their_order():
+    def fails(_):
+        raise WorkerError("the engine died")
+
+    sampler = Sampler(generator=None)
+    calls = [SampleCall(request=None) for _ in range(2)]
+    for call in calls:
+        sampler.add(call)
+        sampler.end_turn()
+    done = []
+    for latest in (0, 0, 1):
+        sampler.answer(latest, fails)
+        done.append([call.future.done() for call in calls])
+    assert done == [[True, False], [True, False], [True, True]], "a call behind a sync is answered before it"
 
 
 @pytest.mark.parametrize("is_apart", [False, True])

@@ -113,8 +113,10 @@ def _packed(data: Sequence[Datum], limits: Limits, name: str) -> TokenBatch:
     problems += _sequence_problems(data, of_sequences, name)
     for column, parts in columns.items():
         if len(widths := {part.shape[1:] for part in parts}) > 1 and not problems:
-            found = f"shapes {', '.join(str([*width]) for width in sorted(widths))} of a token"
-            problems.append(Problem(path=f"data.columns[{column!r}]", found=found, expected="one shape in all data"))
+            shapes = ", ".join(str([*width]) for width in sorted(widths))
+            problems.append(
+                Problem(path=f"data.columns[{column!r}]", found=f"shapes {shapes} of a token", expected="one shape in all data")
+            )
     require_none(problems)
     return TokenBatch(
         tokens=np.concatenate(tokens),

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -125,18 +126,22 @@ class Session:
             stop=stop,
             seed=seed,
         )
-        call = self.begin_sampling(prompts, options)
+        call = self._add_call(prompts, options)
         if self._generator_thread.is_current:
-            self._generate()
-        return grouped(call.result(), num_samples)
+            self._generate(call.turn)
+        return grouped(call.future.result(), num_samples)
 
     def begin_sampling(self, prompts: Sequence[Any], options: SampleOptions) -> "Future[list[Completion]]":
         """Return the future of the samples of a call, those of a prompt adjacent."""
+        return self._add_call(prompts, options).future
+
+    def _add_call(self, prompts: Sequence[Any], options: SampleOptions) -> SampleCall:
         self._require_open()
         call = SampleCall(self._requests.request(prompts, options, next(self._numbers)))
         self._sampler.add(call)
-        self._generator_thread.submit(self._generate)
-        return call.future
+        # Bound to its turn: a job before a sync that answered calls behind it would keep the sync waiting.
+        self._generator_thread.submit(partial(self._generate, call.turn))
+        return call
 
     def logprobs(
         self, sequences: Sequence[Any], *, model: Literal["policy", "reference"] = "policy", temperature: float = 1.0
@@ -296,9 +301,9 @@ class Session:
         self._weights.forget()
         return self._sync()
 
-    def _generate(self) -> None:
-        """Answer the calls for samples that wait."""
-        self._sampler.answer(self._generating)
+    def _generate(self, latest: int) -> None:
+        """Answer the calls for samples that wait, up to a turn."""
+        self._sampler.answer(latest, self._generating)
 
     def _generating(self, stream: Callable[[], None]) -> None:
         with self._watched():
