@@ -33,6 +33,7 @@ from rlcore.spi import (
     LoadStateRequest,
     LogprobsRequest,
     SaveStateRequest,
+    UseAdapterRequest,
 )
 from rlcore_fsdp2.backend import Fsdp2Backend
 
@@ -123,6 +124,14 @@ def test_first_values_are_pefts(root, tmp_path):
     context = evolve(lora_context(root / "models" / "qwen3"), seed=1)
     other = saved_adapters(Fsdp2Backend(context, make_config()), tmp_path / "other")
     assert all(not torch.equal(found[name], other[name]) for name in found if name.endswith("lora_A.weight"))
+
+
+def test_new_adapter_begins_with_the_model_alone(root):
+    backend = backend_of(root, "qwen3", init_from=None)
+    backend.adapters.begun = {}  # as of a checkpoint
+    backend.use_adapter(UseAdapterRequest(name="new", seed=1))
+    assert backend.adapters.begun is None
+    backend.close(CloseRequest())
 
 
 def test_state_is_of_adapters_alone(root, tmp_path):

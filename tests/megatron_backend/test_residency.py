@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
+from lora_support import lora_context
 from megatron_checkpoint_cases import BATCHES, SPEC, assert_equal, load, save, state_of, step
 from megatron_support import exported, make_backend, make_batch, step_request
 
-from rlcore.spi import BoundError, CloseRequest, LogprobsRequest, SetResidencyRequest
+from rlcore.spi import BoundError, CloseRequest, LogprobsRequest, SetResidencyRequest, UseAdapterRequest
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_torchkit.distributed.residency import num_bytes
@@ -123,6 +124,24 @@ def test_state_moved_and_saved_on_the_host_goes_on_unchanged(
     move(moved, ON_DEVICE)
     assert step(moved, 2) == step(still, 2)
     assert_equal(state_of(moved), state_of(still))
+
+
+def test_adapters_that_are_not_in_use_move_too(models: Path) -> None:
+    trainer = MegatronBackend(lora_context(models / "qwen3", optimizer=SPEC), MegatronConfig(collective_timeout_s=600.0))
+    trainer.residency.residency.moves = True
+    step(trainer, 0)
+    of_one, before = move(trainer, ON_DEVICE), exported(trainer, 1)
+    trainer.use_adapter(UseAdapterRequest(name="other", seed=1))
+    step(trainer, 0)
+    parameters = sum(
+        parameter.numel() for model in trainer.models for parameter in model.parameters() if parameter.requires_grad
+    )
+    assert move(trainer, ON_DEVICE) - of_one >= 3 * 4 * parameters, "weights and two moments of the first"
+    assert move(trainer, ON_HOST) == 0
+    move(trainer, ON_DEVICE)
+    assert trainer.use_adapter(UseAdapterRequest(name="")).weight_version == 1
+    assert_equal(exported(trainer, 1), before)
+    trainer.close(CloseRequest())
 
 
 @pytest.mark.gpu

@@ -502,8 +502,8 @@ FAULTS = (
     Fault(
         "the trainer's place in the schedule is the number of updates made",
         TRAINER,
-        "schedule_step = minibatch.schedule_step if self.has(spi.capabilities.SCHEDULE_STEP) else weight_version",
-        "schedule_step = weight_version",
+        "schedule_step=minibatch.schedule_step if self.has(spi.capabilities.SCHEDULE_STEP) else weight_version,",
+        "schedule_step=weight_version,",
         WITHOUT_KL,
     ),
     Fault(

@@ -78,6 +78,16 @@ def test_adapter_is_exported_and_begun_anew(opened, tmp_path):
     np.testing.assert_array_equal(session.logprobs([[1, 2, 3, 4]])[0], first)
 
 
+def test_checkpoint_of_another_adapter_is_not_written_over(opened, tmp_path):
+    session = opened(**LORA)
+    session.use_adapter("one", seed=1)
+    assert session.save(tmp_path) == session.save(tmp_path)
+    session.use_adapter("two", seed=2)
+    with pytest.raises(CallError, match="directory: found .*step-000000, which is of the adapter 'one'"):
+        session.save(tmp_path)
+    session.save(tmp_path / "two")
+
+
 @pytest.mark.parametrize(
     ("sections", "arguments", "text"),
     [

@@ -109,6 +109,7 @@ def test_a_piece_that_fails_drops_all(make_trainer, batch):
         ({"weight_decay": -1.0}, "weight_decay: found -1.0"),
         ({"max_grad_norm": float("nan")}, "max_grad_norm"),
         ({"betas": (0.9, 1.0)}, r"betas: found \(0.9, 1.0\)"),
+        ({"betas": (0.9,)}, r"betas: found \(0.9,\)"),
     ],
 )
 def test_settings_that_no_step_can_have_are_refused(make_trainer, batch, settings, text):

@@ -146,7 +146,7 @@ class TrainerHandle(BackendHandle):
         self._pieces = 0 if request.seed is not None else self._parked[request.name][1]
         self._state.weight_version = result.weight_version
         for name in request.drops:
-            del self._parked[name]
+            self._parked.pop(name, None)
         return result
 
     def _check_adapter(self, request: UseAdapterRequest, result: UseAdapterResult) -> None:
@@ -307,9 +307,9 @@ def _check_settings(request: OptimStepRequest) -> None:
     for name, value in {**at_least_0, "weight_decay": request.weight_decay}.items():
         if value is not None and not check_number(name, value) >= 0:
             raise ContractError(f"optim_step: {name}: found {value}; expected at least 0")
-    for beta in request.betas or ():
-        if not 0 <= check_number("betas", beta) < 1:
-            raise ContractError(f"optim_step: betas: found {request.betas}; expected two numbers from 0 to below 1")
+    betas = (0.0, 0.0) if request.betas is None else request.betas
+    if len(betas) != 2 or not all(0 <= check_number("betas", beta) < 1 for beta in betas):
+        raise ContractError(f"optim_step: betas: found {betas}; expected two numbers from 0 to below 1")
 
 
 def _check_update(request: TrainStepRequest | OptimStepRequest, result: TrainStepResult | OptimStepResult) -> None:

@@ -71,8 +71,7 @@ class Adapters:
         """Give this rank's parts their first values."""
         values = initial_adapters(self.layers, self.spec, self.model, self.seed)
         self._fill(model, values)
-        if self.spec.init_from is not None:
-            self.begun = values
+        self.begun = values if self.spec.init_from is not None else None
 
     def _fill(self, model: nn.Module, values: Mapping[str, Tensor]) -> None:
         for name, whole in values.items():

@@ -76,6 +76,7 @@ class MegatronBackend:
             logger.info("%s", self._parallel.reason)
         self.layout = self._parallel.data_layout
         self._shard_sender = ShardSender(rank_info.rank, rank_info.world_size, self._device)
+        self._parked: dict[str, ParkedAdapter] = {}
         with cuda_or_cpu(self._device.type):
             parallel.join(rank_info, self._parallel, config.collective_timeout_s)
             try:
@@ -86,7 +87,6 @@ class MegatronBackend:
                 raise
         self.weight_version = 0
         self._adapter, self._seed = "", context.seed
-        self._parked: dict[str, ParkedAdapter] = {}
         self._num_accumulated = 0
         """Microbatches whose gradients are held."""
         self._failed_midway = False
@@ -117,7 +117,7 @@ class MegatronBackend:
         if adapters is not None:
             self._adapters = Exporter(policy, adapters, layout, self._groups)
             self._below = Exporter(policy, Names.of(self._hf), layout, self._groups, merges=False)
-        self.residency = MegatronResidency(self._device, self.models, self._reference, self.optimizer)
+        self.residency = MegatronResidency(self._device, self.models, self._reference, self.optimizer, self._parked)
 
     def _make_tensor_optimizer(self, adapters: Names | None) -> TensorOptimizer | None:
         """The optimizer's step, where tensors have settings of their own."""
@@ -191,6 +191,7 @@ class MegatronBackend:
     def optim_step(self, request: spi.OptimStepRequest) -> spi.OptimStepResult:
         self._check("optim_step", request.weight_version)
         with self.residency.gradients(), cuda_or_cpu(self._device.type):
+            self._num_accumulated = 0
             reduce_gradients(self.models)
             stats = self._norms()
             check_finite(stats, self.weight_version, self._non_finite_names, hook="optim_step")
@@ -256,7 +257,7 @@ class MegatronBackend:
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         self._gather_parameters()
         self._num_accumulated = 0
-        self._parked = {name: evolve(one, gradients=(), num_accumulated=0) for name, one in self._parked.items()}
+        self._parked.update({name: evolve(one, gradients=(), num_accumulated=0) for name, one in self._parked.items()})
         return spi.SetResidencyResult(device_bytes=self.residency.move(request), reserved_bytes=reserved_bytes(self._device))
 
     @spi.hookimpl

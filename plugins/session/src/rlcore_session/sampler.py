@@ -62,11 +62,11 @@ class Sampler:
             self._turn += 1
             self.changed.notify_all()
 
-    def answer(self, around: Callable[[Callable[[], None]], None]) -> None:
-        """Answer the calls of the oldest turn. `around` calls the function that it gets, which generates; an error of it is
-        that of each call. None where nothing waits."""
+    def answer(self, latest: int, around: Callable[[Callable[[], None]], None]) -> None:
+        """Answer the calls of the oldest turn, unless it comes after `latest`. `around` calls the function that it gets, which
+        generates; an error of it is that of each call."""
         with self.changed:
-            if not self._waiting:
+            if not self._waiting or self._waiting[0].turn > latest:
                 return
             turn = self._waiting[0].turn
         try:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -117,7 +118,7 @@ class Session:
         A prompt is a text, a chat (a list of messages), or a list of token ids. What is None is what [rollout] says. The same
         seed and weights give the same samples; without one the seeds follow from run.seed and the number of the call.
         """
-        call = self.begin_sampling(
+        call = self._add_call(
             prompts,
             num_samples=num_samples,
             max_tokens=max_tokens,
@@ -129,16 +130,20 @@ class Session:
             seed=seed,
         )
         if self._generator_thread.is_current:
-            self._generate()
-        return grouped(call.result(), num_samples)
+            self._generate(call.turn)
+        return grouped(call.future.result(), num_samples)
 
     def begin_sampling(self, prompts: Sequence[Any], **options: Any) -> "Future[list[Completion]]":
         """Return the future of the samples of a call, those of a prompt adjacent. `options` are those of `sample`."""
+        return self._add_call(prompts, **options).future
+
+    def _add_call(self, prompts: Sequence[Any], **options: Any) -> SampleCall:
         self._require_open()
         call = SampleCall(self._requests.request(prompts, SampleOptions(**options), next(self._numbers)))
         self._sampler.add(call)
-        self._generator_thread.submit(self._generate)
-        return call.future
+        # Bound to its turn: a job before a sync that answered calls behind it would keep the sync waiting.
+        self._generator_thread.submit(partial(self._generate, call.turn))
+        return call
 
     def logprobs(
         self, sequences: Sequence[Any], *, model: Literal["policy", "reference"] = "policy", temperature: float = 1.0
@@ -227,8 +232,11 @@ class Session:
         return self._in_order(self._sync)
 
     def save(self, directory: str | Path) -> Path:
-        """Write a checkpoint below a directory and return its path: weights, optimizer and version. Gradients are not in it."""
-        return self._in_order(lambda: self._storage.save(Path(directory), self._training.to_save()))
+        """Write a checkpoint below a directory and return its path: weights, optimizer and version. Gradients are not in it.
+
+        Of several adapters it holds the one in use; each has a directory of its own.
+        """
+        return self._in_order(lambda: self._storage.save(Path(directory), self._training.to_save(), self.adapter))
 
     def load(self, directory: str | Path, optimizer: bool = True) -> int:
         """Load a checkpoint of `save` or of a run, or the newest below a directory, sync, and return its version.
@@ -304,9 +312,9 @@ class Session:
         self._weights.forget()
         return self._sync()
 
-    def _generate(self) -> None:
-        """Answer the calls for samples that wait."""
-        self._sampler.answer(self._generating)
+    def _generate(self, latest: int) -> None:
+        """Answer the calls for samples that wait, up to a turn."""
+        self._sampler.answer(latest, self._generating)
 
     def _generating(self, stream: Callable[[], None]) -> None:
         with self._watched():

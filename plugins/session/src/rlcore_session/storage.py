@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from attrs import define
+from attrs import define, field
 
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import LoopPosition
@@ -28,22 +28,27 @@ class Storage:
     tokenizer: Tokenizer
     last_saved: Path | None = None
     """The checkpoint that was saved or loaded last."""
+    owners: dict[Path, str] = field(factory=dict)
+    """The adapter of each checkpoint that was saved."""
 
     @property
     def last_saved_text(self) -> str:
         """Return the sentence on what is left, for messages."""
         return "Nothing was saved." if self.last_saved is None else f"{self.last_saved} is the newest checkpoint."
 
-    def save(self, directory: Path, version: int) -> Path:
+    def save(self, directory: Path, version: int, adapter: str) -> Path:
         """Write checkpoints/step-N below a directory, N being the version, and return its path."""
         run = RunDirectory(path=expanded(directory))
         if run.metrics_file.exists():
             found, remedy = f"{run.path}, which holds a run", "Name another directory."
             raise CallError([Problem(path="directory", found=found, expected="one of sessions alone", remedy=remedy)])
-        position = LoopPosition(step=version, weight_version=version)
-        self._saver(run).save(position, None, prune=False)
-        self.last_saved = run.checkpoints / f"step-{version:06d}"
-        return self.last_saved
+        checkpoint = run.checkpoints / f"step-{version:06d}"
+        if (owner := self.owners.get(checkpoint, adapter)) != adapter:
+            found, expected = f"{checkpoint}, which is of the adapter {owner!r}", f"a directory of {adapter!r} alone"
+            raise CallError([Problem(path="directory", found=found, expected=expected, remedy="Name another directory.")])
+        self._saver(run).save(LoopPosition(step=version, weight_version=version), None, prune=False)
+        self.last_saved, self.owners[checkpoint] = checkpoint, adapter
+        return checkpoint
 
     def load(self, directory: Path, *, optimizer: bool) -> int:
         """Load a checkpoint, or the newest below a directory, and return its version."""

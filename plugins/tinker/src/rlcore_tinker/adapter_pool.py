@@ -4,7 +4,6 @@ A model's adapter has the model's id as its name in the trainer. The one named "
 more holds the checkpoint that a sampler asked for last.
 """
 
-import asyncio
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,23 +13,20 @@ from rlcore.spi.arrays import Float32Array
 from rlcore_serve.sessions.off_loop import off_loop
 from rlcore_tinker.backend import TrainingSession
 from rlcore_tinker.errors import RequestError
-from rlcore_tinker.weights import BASE, NamedWeights, SharedLock
+from rlcore_tinker.weights import BASE, NamedWeights, SampledWeights
 
 UNTRAINED, LOADED = "", "checkpoint of a sampler"
 """Names of adapters that are no model's."""
 NUM_KEPT = 2
 
 
-class AdapterPool:
+class AdapterPool(SampledWeights):
     """The trainer and the generator of a session with several adapters."""
 
     def __init__(self, session: TrainingSession, scratch: Path) -> None:
         """`scratch` is a folder for weights that samplers read and no checkpoint has."""
-        self._session, self._scratch = session, scratch
-        self._generator = SharedLock()
-        """Shared while samples are drawn, held alone while the generator's weights change. It is taken before `_trainer`."""
-        self._trainer = asyncio.Lock()
-        self._in_generator, self._in_use, self._loaded = BASE, UNTRAINED, ""
+        super().__init__(session)
+        self._scratch, self._in_use, self._loaded = scratch, UNTRAINED, ""
         self._models: dict[str, AdapterWeights] = {}
         self._begun: set[str] = {UNTRAINED}
         """Adapters that the trainer has."""
@@ -50,21 +46,9 @@ class AdapterPool:
                 await off_loop(self._session.use_adapter, UNTRAINED, drops=[adapter])
                 self._begun.remove(adapter)
 
-    @asynccontextmanager
-    async def sampling(self, wanted: NamedWeights | None) -> AsyncIterator[TrainingSession]:
-        """Share the generator, with these weights in it; None are those that it holds. RequestError where they are gone."""
-        while True:
-            async with self._generator.shared():
-                if wanted is None or wanted.name == self._in_generator:
-                    yield self._session
-                    return
-            async with self._generator.alone(), self._trainer:
-                await self._use_weights(wanted)
-                await self._sync(wanted.name)
-
-    def generates(self, wanted: NamedWeights) -> bool:
-        """Return whether the generator holds these weights."""
-        return wanted.name == self._in_generator
+    async def _bring(self, wanted: NamedWeights) -> None:
+        await self._use_weights(wanted)
+        await self._sync(wanted.name)
 
     async def logprobs(self, wanted: NamedWeights, sequences: Sequence[Sequence[int]]) -> Sequence[Float32Array]:
         """Return the log-probabilities of the sequences' tokens by these weights. RequestError where they are gone."""

@@ -8,6 +8,7 @@ scratch folder and loads the others. Before it trains on, it loads the training 
 import asyncio
 import shutil
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -62,18 +63,45 @@ class SharedLock:
             yield
 
 
-class Weights:
+class SampledWeights(ABC):
+    """The weights that the generator of a session holds, and the locks of generator and trainer."""
+
+    def __init__(self, session: TrainingSession) -> None:
+        self._session = session
+        self._generator = SharedLock()
+        """Shared while samples are drawn, held alone while the generator's weights change. It is taken before `_trainer`."""
+        self._trainer = asyncio.Lock()
+        self._in_generator = BASE
+
+    @asynccontextmanager
+    async def sampling(self, wanted: NamedWeights | None) -> AsyncIterator[TrainingSession]:
+        """Share the generator, with these weights in it; None are those that it holds. RequestError where they are gone."""
+        while True:
+            async with self._generator.shared():
+                if wanted is None or wanted.name == self._in_generator:
+                    yield self._session
+                    return
+            async with self._generator.alone(), self._trainer:
+                await self._bring(wanted)
+
+    def generates(self, wanted: NamedWeights) -> bool:
+        """Return whether the generator holds these weights."""
+        return wanted.name == self._in_generator
+
+    @abstractmethod
+    async def _bring(self, wanted: NamedWeights) -> None:
+        """Bring weights to the generator. RequestError where they are gone. Both locks are held."""
+
+
+class Weights(SampledWeights):
     """The weights that trainer and generator of a session hold."""
 
     def __init__(self, session: TrainingSession, scratch: Path, *, has_reference: bool) -> None:
         """`scratch` is a folder for states that are set aside. `has_reference`: the session holds the base model too."""
-        self._session = session
+        super().__init__(session)
         self._beginning, self._aside = scratch / "beginning", scratch / "training"
         self._has_reference = has_reference
-        self._generator = SharedLock()
-        """Shared while samples are drawn, held alone while the generator's weights change. It is taken before `_trainer`."""
-        self._trainer = asyncio.Lock()
-        self._in_generator = self._in_trainer = self._training = BASE
+        self._in_trainer = self._training = BASE
         self._has_gradients = False
 
     @property
@@ -120,24 +148,12 @@ class Weights:
                 self._in_generator = self._in_trainer
             return NamedWeights(name=self._training)
 
-    @asynccontextmanager
-    async def sampling(self, wanted: NamedWeights | None) -> AsyncIterator[TrainingSession]:
-        """Share the generator, with these weights in it; None are those that it holds. RequestError where they are gone."""
-        while True:
-            async with self._generator.shared():
-                if wanted is None or wanted.name == self._in_generator:
-                    yield self._session
-                    return
-            async with self._generator.alone(), self._trainer:
-                if wanted.name != self._in_generator:
-                    await self._to_trainer(wanted)
-                if wanted.name != self._in_generator:
-                    await off_loop(self._session.sync)
-                    self._in_generator = wanted.name
-
-    def generates(self, wanted: NamedWeights) -> bool:
-        """Return whether the generator holds these weights."""
-        return wanted.name == self._in_generator
+    async def _bring(self, wanted: NamedWeights) -> None:
+        if wanted.name != self._in_generator:
+            await self._to_trainer(wanted)
+        if wanted.name != self._in_generator:
+            await off_loop(self._session.sync)
+            self._in_generator = wanted.name
 
     async def logprobs(self, wanted: NamedWeights, sequences: Sequence[Sequence[int]]) -> Sequence[Float32Array]:
         """Return the log-probabilities of the sequences' tokens by these weights. RequestError where they are gone."""

@@ -36,11 +36,11 @@ class StepStats:
 
 
 def check_state(hook: str, found: int, held: int, *, failed_midway: bool) -> None:
-    """Raise ContractError unless a request names the version `held`, and no earlier train_step left gradients behind."""
+    """Raise ContractError unless a request names the version `held`, and no earlier step left gradients behind."""
     if found != held:
         raise ContractError(f"{hook}: found weight_version {found}; expected {held}, the one held")
     if failed_midway:
-        raise ContractError(f"{hook}: an earlier train_step failed between microbatches; build the trainer anew")
+        raise ContractError(f"{hook}: an earlier step failed between microbatches; build the trainer anew")
 
 
 def check_finite(

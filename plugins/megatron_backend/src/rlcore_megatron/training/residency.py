@@ -1,7 +1,8 @@
 """Moves the trainer's memory: Megatron's buffers of weights and gradients, masters and moments, the reference policy."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from rlcore.spi import SetResidencyRequest
 from rlcore_megatron.modules.token_dispatch import drop_float8_copies
 from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
 from rlcore_megatron.training.optimizer_state import optimizers_of
+from rlcore_megatron.training.parked_adapter import ParkedAdapter
 from rlcore_torchkit.distributed.residency import Residency, num_bytes, storages
 
 
@@ -19,9 +21,15 @@ class MegatronResidency:
     """Moves weights and state. Parameters and float32 masters are views of one buffer, which is emptied underneath them."""
 
     def __init__(
-        self, device: torch.device, models: Sequence[Any], reference: Sequence[Any] | None, optimizer: MegatronOptimizer | None
+        self,
+        device: torch.device,
+        models: Sequence[Any],
+        reference: Sequence[Any] | None,
+        optimizer: MegatronOptimizer | None,
+        parked: Mapping[str, ParkedAdapter] = MappingProxyType({}),
     ) -> None:
-        self._device, self._models = device, models
+        """`parked` are the adapters that are not in use at the time of each move."""
+        self._device, self._models, self._parked = device, models, parked
         self._optimizers = [] if optimizer is None else optimizers_of(optimizer)
         self._reference = reference or ()
         self.residency = Residency(device)
@@ -31,7 +39,9 @@ class MegatronResidency:
         nothing."""
         self._drop_gradients()
         drop_float8_copies(self._models)
-        weights, state = self.weights(), self._state()
+        parked = self._parked.values()
+        weights = [*self.weights(), *(tensor for one in parked for tensor in one.weights)]
+        state = self._state()
         self.residency.move(request, weights, state, scratch=self.gradient_buffers())
         return num_bytes([*weights, *state])
 
@@ -68,7 +78,9 @@ class MegatronResidency:
         """Masters that are no views of weights, and moments; counts of steps are on the host anyway."""
         optimizers = self._optimizers
         masters = [master for optimizer in optimizers for group in optimizer.param_groups for master in group["params"]]
-        kept = [tensor for optimizer in optimizers for state in optimizer.state.values() for tensor in state.values()]
+        states = [optimizer.state for optimizer in optimizers]
+        states += [moments for one in self._parked.values() for moments in one.moments]
+        kept = [tensor for each in states for state in each.values() for tensor in state.values()]
         views = {storage._cdata for storage in storages(self.weights())}
         return [
             tensor
