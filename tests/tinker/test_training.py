@@ -224,7 +224,7 @@ def test_a_second_model_waits_for_nobody_who_is_there(service: Any, training: An
     del training
     with _client(server) as other:
         for client in (service, other):
-            with pytest.raises(tinker.RequestFailedError, match="one model at a time"):
+            with pytest.raises(tinker.RequestFailedError, match="trains one model"):
                 client.create_lora_training_client(base_model=server.model, rank=RANK).result()
 
 
