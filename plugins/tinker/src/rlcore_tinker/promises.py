@@ -41,7 +41,7 @@ class Promise:
 
     request_id: str
     sampler: tuple[str, int] | None = None
-    """The sampling session of a sample, and the number of the client's clone there."""
+    """The sampling session of a sample request, and the number of the client's clone there; None for other requests."""
     result: Result | None = None
     ended_s: float | None = None
     """When it ended, on the monotonic clock; None before."""
