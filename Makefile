@@ -42,8 +42,8 @@ CORE_TESTS ?= $(addprefix tests/core/,config registry schema spi) \
 	$(addprefix tests/core/run/,execution report synchronous train_step) \
 	$(wildcard tests/core/run/test_loop*.py) \
 	$(foreach subject,ending interrupt preferences protocols train train_observers values,tests/core/run/test_$(subject).py)
-# The tests of the loop read text and collect samples.
-CORE := -e core -e plugins/model_files -e plugins/text -e plugins/rollout datasets
+# The tests of the loop read text and collect samples; those of the registry list plugins.
+CORE := -e core -e plugins/doctor -e plugins/model_files -e plugins/text -e plugins/rollout datasets
 PACKAGES := $(shell $(PYTHON) release/packages.py folders)
 LAPTOP := $(shell $(PYTHON) release/packages.py laptop)
 # Without those of generators that require one release of torch, which is not the newest.
