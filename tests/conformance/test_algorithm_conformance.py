@@ -9,7 +9,9 @@ from rlcore_distill.config import DistillConfig
 from rlcore_grpo.config import GrpoConfig
 from rlcore_ppo.config import PpoConfig
 
-PROVIDERS = {entry.name: entry.load() for entry in entry_points(group="rlcore.algorithms")}
+OWN_LOOP = "own_loop"
+"""The algorithm of sessions, whose program makes its own batches."""
+PROVIDERS = {entry.name: entry.load() for entry in entry_points(group="rlcore.algorithms") if entry.name != OWN_LOOP}
 PRESETS = {entry.name for entry in entry_points(group="rlcore.algorithms") if entry.module == "rlcore_grpo.presets"}
 OPTIONS = {
     "grpo with a KL and an entropy term": ("grpo", GrpoConfig(kl_coefficient=0.1, entropy_coefficient=0.01)),

@@ -22,7 +22,7 @@ from rlcore.spi import (
 )
 from rlcore.spi.arrays import Float32Array
 from rlcore_conformance.references.fixtures import entry_of
-from rlcore_conformance.trainers.pieces import step_in_pieces
+from rlcore_conformance.trainers.pieces import step_in_pieces, without_metrics
 from rlcore_conformance.trainers.step_outcome import StepOutcome
 from rlcore_conformance.trainers.trainer_fixtures import TrainerUnderTest
 from rlcore_rollout import serialization
@@ -63,6 +63,10 @@ class RankJob:
     refused: Mapping[str, SharedStep]
     """Steps at version 1 that every rank has to refuse, by what is wrong with them."""
 
+    def splits_step(self, step: SharedStep) -> bool:
+        """Return whether a step is made in pieces, whose metrics nobody compares."""
+        return self.splits and step.request.weight_version == 1
+
 
 @frozen(kw_only=True, eq=False)
 class RankReport:
@@ -99,8 +103,8 @@ def _play(trainer: TrainerUnderTest, job: RankJob, barrier: Any) -> RankReport:
     layout, steps, refusals = trainer.handle.layout, [], {}
     own, temperature = share_of(job.steps[0].shares, layout), job.steps[0].request.temperature
     figures = trainer.figures(own, temperature=temperature)
-    for number, step in enumerate(job.steps[:-1]):
-        steps.append(_taken(trainer, step, splits=job.splits and number == 1))
+    for step in job.steps[:-1]:
+        steps.append(_taken(trainer, step, splits=job.splits_step(step)))
         if len(steps) == 1:
             refusals = {name: _refusal(trainer.handle, refused) for name, refused in job.refused.items()}
     state = job.directory / "state"
@@ -118,7 +122,7 @@ def _play(trainer: TrainerUnderTest, job: RankJob, barrier: Any) -> RankReport:
 
 def _taken(trainer: TrainerUnderTest, step: SharedStep, *, splits: bool = False) -> StepOutcome:
     request = step.of(trainer.handle.layout)
-    result = step_in_pieces(trainer.handle, request) if splits else trainer.handle.train_step(request)
+    result = without_metrics(step_in_pieces(trainer.handle, request)) if splits else trainer.handle.train_step(request)
     return trainer.after(result, max_bucket_bytes=1 << 14)
 
 

@@ -24,6 +24,7 @@ from rlcore_conformance.references.probe import TOKEN_SHARE
 from rlcore_conformance.references.reference import Reference
 from rlcore_conformance.references.tensors import Values
 from rlcore_conformance.trainers.batches import make_batch, spoiled, with_logprobs, without_loss
+from rlcore_conformance.trainers.pieces import without_metrics
 from rlcore_conformance.trainers.rank_script import NUM_RANKS, RankJob, RankReport, SharedStep, Shares, play, share_of
 from rlcore_conformance.trainers.step_outcome import StepOutcome, assert_close, assert_same_names, assert_same_step
 from rlcore_conformance.trainers.trainer_fixtures import OpenTrainer, TrainerFixtures, TrainerUnderTest, with_loss
@@ -164,6 +165,7 @@ def alone(trainer: TrainerUnderTest, job: RankJob) -> SingleRankRun:
     steps, before = [], trainer.weights(0)
     for step in job.steps:
         result = trainer.handle.train_step(step.request)
+        result = without_metrics(result) if job.splits_step(step) else result
         steps.append((trainer.after(result), before))
         before = steps[-1][0].weights
     return SingleRankRun(figures=(first, second), steps=(*steps, steps[-1]))
