@@ -39,6 +39,8 @@ LONGEST = (
     "megatron_backend",
     "strangers",
     "serving",
+    "tinker",
+    "session",
     "docs",
     "code_environment",
 )
