@@ -1,188 +1,31 @@
-"""Counts the files of rlcore that a generated token passes between the generator's answer and the loss, and its copies."""
+"""Few files of rlcore touch a generated token between the generator's answer and the loss."""
 
+import json
 import re
+import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
-import numpy as np
-import pytest
-import torch
-
-from rlcore.run.plan.prepare import prepare
-from rlcore.run.report.progress import Progress
-from rlcore.run.train import train
-from rlcore.spi import GenerateResult, TokenBatch, Turn
-from rlcore_torchkit.testing.models import make_model
-
+SCRIPT = Path(__file__).with_name("token_walk.py")
 MOST = 8
 MOST_GATHERS = 4
 """Of a column, from the answer to the microbatches that the models read: for the reference and for the update."""
-FORWARD = "rlcore_torchkit/head/logprobs.py"
-"""The file of the models' forward pass. What it makes of a microbatch, such as targets, is no column."""
-FIRST = ("rlcore_torchkit/generation.py", "join_samples")
-LAST = ("rlcore_torchkit/rl/policy_gradient.py", "policy_gradient_loss")
-"""The first and the last function, by file: the one that makes an answer, and the loss."""
-RECORDS = (GenerateResult, TokenBatch, Turn)
-"""Types that carry tokens from one function to the next."""
-MAX_TOKENS = 8
-RECIPE = """
-[run]
-num_steps = 1
-[model]
-path = "model"
-[algorithm]
-name = "grpo"
-grpo.kl_coefficient = 0.1
-[environment]
-name = "arithmetic"
-[trainer]
-name = "fsdp2"
-[generator]
-name = "transformers"
-[training]
-prompts_per_step = 2
-[rollout]
-samples_per_prompt = 2
-max_prompt_tokens = 32
-max_response_tokens = MAX_TOKENS
-[sinks]
-names = []
-[checkpoint]
-at_end = false
-[logging]
-rollouts_every_n_steps = 0
-""".replace("MAX_TOKENS", str(MAX_TOKENS))
 
 
-class Walk:
-    """Follows the first sample that is as long as it may be, from the answer to the end of the first loss.
-
-    A file touches the tokens where its code reads them from a record, or one of its frames holds them itself: as an array,
-    a tensor, a list of numbers or a list of these, among its arguments and variables or as what it returns. A file that hands
-    on a record alone is not counted, whatever is in it: it need not change when tokens look otherwise.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self.roots = tuple(str(root / folder) for folder in ("core/src", "torchkit/src", "plugins"))
-        self.sample: bytes | None = None
-        self.logprobs: bytes | None = None
-        self.ended = False
-        self.touched: set[str] = set()
-        self.gathered: dict[str, dict[int, Any]] = {"tokens": {}, "logprobs": {}}
-        """Arrays that hold the sample's part of a column, by its address; kept, so that no address is used twice."""
-
-    def note(self, frame: FrameType) -> None:
-        """Count the file of a frame, where it is one of rlcore's."""
-        file = frame.f_code.co_filename
-        if self.sample is not None and not self.ended and file.startswith(self.roots):
-            self.touched.add(file.partition("/src/")[2])
-
-    def is_sample(self, value: Any) -> bool:
-        """Return whether a value holds the sample's tokens as a run."""
-        if isinstance(value, torch.Tensor) and value.device.type == "cpu" and not value.is_floating_point():
-            value = value.detach().numpy()
-        if isinstance(value, list | tuple):
-            if not (value and all(type(item) is int for item in value)):
-                return any(self.is_sample(item) for item in value if isinstance(item, list | np.ndarray | torch.Tensor))
-            value = np.asarray(value)
-        if not isinstance(value, np.ndarray) or value.dtype.kind != "i":
-            return False
-        return self.sample is not None and self.sample in np.ascontiguousarray(value, np.int32).tobytes()
-
-    def gather(self, value: Any) -> None:
-        """Note where a value holds the sample's tokens or log-probabilities: records, mappings and sequences are searched."""
-        if isinstance(value, TokenBatch):
-            value = [value.tokens, value.token_columns]
-        if isinstance(value, Mapping):
-            value = list(value.values())
-        if isinstance(value, list | tuple):
-            for item in value:
-                self.gather(item)
-            return
-        if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dtype in (torch.int32, torch.float32):
-            value = value.detach().numpy()
-        if not isinstance(value, np.ndarray) or value.ndim != 1 or not value.flags.c_contiguous:
-            return
-        for column, dtype, run in (("tokens", np.int32, self.sample), ("logprobs", np.float32, self.logprobs)):
-            if value.dtype == dtype and run is not None and (start := value.tobytes().find(run)) >= 0:
-                self.gathered[column].setdefault(value.ctypes.data + start, value)
-
-    def profile(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Handle an event of sys.setprofile."""
-        file, name = frame.f_code.co_filename, frame.f_code.co_name
-        if self.ended or event not in ("call", "return") or not file.startswith(self.roots):
-            return
-        if self.sample is None:
-            if event == "return" and (file.partition("/src/")[2], name) == FIRST and argument is not None:
-                longest = int(np.argmax(np.diff(argument.offsets)))
-                part = slice(*argument.offsets[longest : longest + 2].tolist())
-                if part.stop - part.start == MAX_TOKENS:  # a few tokens may stand elsewhere too
-                    self.sample = np.asarray(argument.tokens[part], np.int32).tobytes()
-                    self.logprobs = argument.logprobs[part].tobytes()
-                    self.note(frame)
-            return
-        if any(self.is_sample(value) for value in (*frame.f_locals.values(), argument)):
-            self.note(frame)
-        if file.partition("/src/")[2] != FORWARD:
-            self.gather([*frame.f_locals.values(), argument])
-        if event == "return" and (file.partition("/src/")[2], name) == LAST:
-            self.ended = True  # and never False again: another thread may be here too
-
-
-class Read:
-    """A record's field, which notes the frame that reads it."""
-
-    def __init__(self, field: Any, walk: Walk) -> None:
-        self.field, self.walk = field, walk
-
-    def __get__(self, record: Any, owner: type) -> Any:
-        self.walk.note(sys._getframe(1))
-        return self.field.__get__(record, owner)
-
-    def __set__(self, record: Any, value: Any) -> None:
-        self.field.__set__(record, value)
-
-
-@contextmanager
-def followed(walk: Walk, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Watch every frame, in all threads, and every read of a record's tokens."""
-    for record in RECORDS:
-        owner = next(cls for cls in record.__mro__ if "tokens" in vars(cls))
-        monkeypatch.setattr(owner, "tokens", Read(vars(owner)["tokens"], walk))
-    threading.setprofile(walk.profile)
-    sys.setprofile(walk.profile)
-    try:
-        yield
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
-        monkeypatch.undo()
-
-
-def test_few_files_touch_a_token_between_the_generators_answer_and_the_loss(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_model(tmp_path / "model", "qwen3", alphabet="0123456789+-=? ", max_length=64)
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(RECIPE)
-    plan = prepare(recipe, [f"run.directory={tmp_path / 'runs'}", "run.device=cpu"])
-    walk = Walk(root)
-    with followed(walk, monkeypatch):
-        train(plan, resume=False, progress=Progress())
-    assert walk.ended
+def test_few_files_touch_a_token_between_the_generators_answer_and_the_loss(root: Path, tmp_path: Path) -> None:
+    ran = subprocess.run([sys.executable, SCRIPT, root, tmp_path], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    walk = json.loads(ran.stdout.splitlines()[-1])
+    touched = set(walk["touched"])
+    assert walk["ended"]
     assert {
         "rlcore_torchkit/generation.py",
         "rlcore_rollout/sampler.py",
         "rlcore_torchkit/head/logprobs.py",
-    } <= walk.touched
+    } <= touched
     told = re.search(r"In one process, (\d+) files\s+read\s+or change a token", (root / "docs" / "design.md").read_text())
     assert told is not None
-    assert len(walk.touched) == int(told[1]) <= MOST, "these files touch the tokens: " + ", ".join(sorted(walk.touched))
+    assert len(touched) == int(told[1]) <= MOST, "these files touch the tokens: " + ", ".join(sorted(touched))
     # The generator's answer is one of the arrays.
-    assert 2 < len(walk.gathered["tokens"]) - 1 <= MOST_GATHERS
-    assert 1 < len(walk.gathered["logprobs"]) - 1 <= MOST_GATHERS
+    assert 2 < walk["gathered"]["tokens"] - 1 <= MOST_GATHERS
+    assert 1 < walk["gathered"]["logprobs"] - 1 <= MOST_GATHERS
