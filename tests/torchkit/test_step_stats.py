@@ -28,7 +28,7 @@ def test_a_request_names_the_version_held():
 
 
 def test_gradients_of_a_step_that_failed_midway_let_no_other_hook_run():
-    with pytest.raises(ContractError, match="export_weights: .* train_step failed"):
+    with pytest.raises(ContractError, match="export_weights: .* step failed"):
         check_state("export_weights", 3, 3, failed_midway=True)
 
 
