@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rlcore
-from rlcore.spi import ContractError, LossSpec
+from rlcore.spi import ContractError, GlobalCounts, LossSpec
 from rlcore_ray.config import RayConfig
 from rlcore_ray.session import ray_session
 from rlcore_session import CallError, Datum
@@ -14,6 +14,8 @@ from rlcore_session import CallError, Datum
 from .session_support import recipe_of
 
 DATA = [Datum([1, 3, 5, 7, 9, 2]), Datum([2, 4, 6, 8], [False, False, True, True]), Datum([9, 8, 7])]
+COUNTS = GlobalCounts(num_loss_tokens=9, num_loss_sequences=3)
+"""Those of DATA."""
 
 APART = {"gpus_per_node": 3, "generator_gpus_per_node": 1, "placement": "separate"}
 
@@ -51,6 +53,36 @@ def figures(recipe, tmp_path):
             "policy": np.concatenate(session.logprobs([one.tokens for one in DATA], temperature=0.5)),
             "reference": np.concatenate(session.logprobs([one.tokens for one in DATA], model="reference")),
         }
+
+
+def adapter_figures(recipe):
+    """What a program sees of two adapters, one of which trains between the pieces of the other's step."""
+    settings = {"learning_rate": 5e-3, "betas": (0.5, 0.6), "eps": 1e-6, "weight_decay": 0.5, "max_grad_norm": 0.1}
+    with rlcore.open(recipe) as session:
+        session.use_adapter("one", seed=1)
+        session.forward_backward(DATA[:2], counts=COUNTS)
+        session.use_adapter("two", seed=2)
+        session.forward_backward(DATA)
+        norms = [session.optim_step(**settings).grad_norm]
+        session.use_adapter("one")
+        session.forward_backward(DATA[2:], counts=COUNTS)
+        norms += [session.optim_step(**settings).grad_norm]
+        session.forward_backward(DATA)
+        norms += [session.optim_step(**settings).grad_norm]
+        assert session.weight_version == 2
+        tokens = [one.tokens for one in DATA]
+        own = np.concatenate(session.logprobs(tokens))
+        assert session.use_adapter("two", drops=["one"]) == 1
+        return {"norms": norms, "one": own, "two": np.concatenate(session.logprobs(tokens))}
+
+
+@pytest.mark.usefixtures("ray")
+def test_pieces_settings_and_adapters_on_two_ranks_equal_one_process(model):
+    options = {"training": {"max_tokens_per_microbatch": 8}, "lora": {"rank": 2}}
+    one, two = (adapter_figures(recipe_of(model, **options, **cluster)) for cluster in ({}, {"cluster": {"gpus_per_node": 2}}))
+    for name, expected in one.items():
+        np.testing.assert_allclose(two[name], expected, rtol=1e-4, atol=1e-4, err_msg=name)
+    assert np.abs(one["one"] - one["two"]).max() > 1e-3
 
 
 @pytest.mark.usefixtures("ray")

@@ -10,6 +10,14 @@ from tinker_server import KEY, RANK, Address, serving
 from rlcore_torchkit.testing.models import make_model
 
 
+def client_of(server: Address) -> Iterator[Any]:
+    """Yield a session of the client, and end it."""
+    tinker = pytest.importorskip("tinker", reason="needs the client: pip install tinker")
+    client = tinker.ServiceClient(base_url=server.url, api_key=KEY)
+    yield client
+    client.close("success").result()
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model with its tokenizer."""
@@ -33,10 +41,7 @@ def whole_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture
 def whole_service(whole_server: Address) -> Iterator[Any]:
     """The client's session on it, which ends with the test."""
-    tinker = pytest.importorskip("tinker", reason="needs the client: pip install tinker")
-    client = tinker.ServiceClient(base_url=whole_server.url, api_key=KEY)
-    yield client
-    client.close("success").result()
+    yield from client_of(whole_server)
 
 
 @pytest.fixture
@@ -48,10 +53,7 @@ def whole_training(whole_service: Any, whole_server: Address) -> Any:
 @pytest.fixture
 def service(server: Address) -> Iterator[Any]:
     """The client's session, which ends with the test."""
-    tinker = pytest.importorskip("tinker", reason="needs the client: pip install tinker")
-    client = tinker.ServiceClient(base_url=server.url, api_key=KEY)
-    yield client
-    client.close("success").result()
+    yield from client_of(server)
 
 
 @pytest.fixture

@@ -104,7 +104,7 @@ class ForwardBackwardResult:
 
     loss: float
     metrics: Mapping[str, float] = field(factory=dict)
-    """As in TrainStepResult, of this piece alone."""
+    """The metrics of this piece alone, with the meaning of TrainStepResult.metrics."""
     logprobs: tuple[Float32Array, ...] | None = field(default=None, eq=False)
     """float32 [T] each, as in LogprobsResult; None unless asked for."""
     weight_version: int
@@ -120,7 +120,7 @@ class OptimStepRequest:
     weight_version: int
     """The version that the trainer must hold before the step."""
     schedule_step: int = field()
-    """As in TrainStepRequest."""
+    """The step's place in the plan of the run, with the meaning of TrainStepRequest.schedule_step."""
     learning_rate: float | None = None
     """The rate in place of the schedule's. Tensors of a group keep the ratio of their rate to that of OptimizerSpec."""
     betas: tuple[float, float] | None = None

@@ -17,7 +17,7 @@ from rlcore.registry.run_parts import call_function
 
 @frozen(kw_only=True)
 class TrainingServerContext:
-    """What `rlcore serve --train` was asked for."""
+    """The arguments of `rlcore serve --train`."""
 
     recipe: str
     """The recipe's file."""
@@ -26,9 +26,9 @@ class TrainingServerContext:
     host: str
     port: int
     name: str | None
-    """What clients call the model; None for the recipe's own name of it."""
+    """The model's name for clients; None for the recipe's own."""
     api_key: str | None
-    """What clients have to show; None for a key that the server makes."""
+    """The key that clients have to send; None for one that the server makes."""
     note: Callable[[str], None] = field(eq=False)
     """Prints a line for the user, with secrets masked."""
     tell: Callable[[str], None] = field(eq=False)

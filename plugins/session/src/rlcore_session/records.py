@@ -60,7 +60,7 @@ class Datum:
 
 @frozen(eq=False)
 class Gradients:
-    """What one `forward_backward` computed. The gradients themselves stay with the trainer."""
+    """The figures of one `forward_backward`. The gradients themselves stay with the trainer."""
 
     loss: float
     """The loss of this call; of a callable the sum of its derivatives times the log-probabilities."""
@@ -72,7 +72,7 @@ class Gradients:
 
 @frozen
 class Update:
-    """What one `optim_step` did."""
+    """The figures of one `optim_step`."""
 
     weight_version: int
     """The trainer's version after it."""

@@ -23,7 +23,7 @@ from rlcore_session.records import Gradients, Update
 
 @frozen(kw_only=True)
 class ParkedAdapter:
-    """What Training counts of an adapter that is not in use."""
+    """The counts of an adapter that is not in use."""
 
     version: int
     pieces: int

@@ -38,7 +38,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @frozen(kw_only=True, eq=False)
 class Served:
-    """What an application serves."""
+    """The session and the model of an application, and its settings."""
 
     session: TrainingSession
     model: ServedModel
@@ -50,7 +50,7 @@ class Served:
     many_adapters: bool
     """True where the session can train several models, each an adapter."""
     key: str
-    """What clients have to show."""
+    """The key that clients have to send."""
     on_error: Callable[[BaseException], object]
     """Called with each error that a request on the session ended with."""
     keep_s: float = KEEP_S

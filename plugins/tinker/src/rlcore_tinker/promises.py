@@ -93,7 +93,7 @@ class Promises:
         self._promises: dict[str, Promise] = {}
         self._swept_s = time.monotonic()
         self._ends: dict[tuple[str, int], _Ends] = {}
-        """What ended of each clone's samples."""
+        """The samples that have ended, by sampling session and clone."""
         self._changed = asyncio.Condition()
 
     def make(self, request_id: str, sampler: tuple[str, int] | None = None) -> tuple[Promise, bool]:

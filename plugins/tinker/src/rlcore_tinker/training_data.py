@@ -33,7 +33,7 @@ _DTYPES: Mapping[int, np.dtype[Any]] = {1: np.dtype(np.float32), 2: np.dtype(np.
 
 @frozen(kw_only=True)
 class Limits:
-    """What sequences of the served model may be."""
+    """Limits of the sequences of the served model."""
 
     max_sequence_length: int
     """Most tokens of a sequence."""

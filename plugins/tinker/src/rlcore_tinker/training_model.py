@@ -27,9 +27,9 @@ class ServedModel:
     """The model that the server has, as clients see it."""
 
     name: str
-    """What clients call it."""
+    """The model's name for clients."""
     tokenizer_id: str
-    """What clients load the tokenizer by: the model's directory, or its name on the Hub."""
+    """The name that clients load the tokenizer by: the model's directory, or its name on the Hub."""
     limits: Limits
     lora_rank: int | None
     """None where all weights are trained."""

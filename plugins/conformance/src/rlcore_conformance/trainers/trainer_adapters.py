@@ -69,7 +69,7 @@ class TrainerAdapters(TrainerFixtures):
     def test_saved_adapter_is_loaded_into_another(
         self, adapters_trainer: TrainerUnderTest, batch: TokenBatch, tmp_path: Path
     ) -> None:
-        """With its moments: the next step of both is the same but for what dropout drops, which follows the seed."""
+        """The adapter that is loaded into has its weights, and the one that was saved stays as it is."""
         trainer = adapters_trainer
         begin(trainer, "one")
         trainer.step((batch,))

@@ -106,7 +106,7 @@ class TrainerSplitStep(TrainerFixtures):
     def test_gradients_of_an_abandoned_step_are_dropped(
         self, provider: Provider, open_trainer: OpenTrainer, baseline_run: BaselineRun, then: str
     ) -> None:
-        """By the first piece of the next step, and by train_step."""
+        """The first piece of the next step drops them, and so does train_step."""
         require(provider, capabilities.SPLIT_STEP)
         with open_trainer() as trainer:
             forward_backward(trainer, (baseline_run.other,))
