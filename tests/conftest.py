@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -148,6 +149,20 @@ def count_calls() -> Callable[[Callable[[], object]], int]:
         return number
 
     return count
+
+
+@pytest.fixture
+def run_traced(pytestconfig: pytest.Config) -> Callable[[Path], str]:
+    """A function that runs the tests of a file in a process of its own and returns what pytest printed. In Python 3.11 a process
+    that was traced may turn for ever in a later profile, such as `count_calls`."""
+
+    def run(file: Path) -> str:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]
+        ran = subprocess.run(command, cwd=pytestconfig.rootpath, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stdout[-5000:] + ran.stderr[-2000:]
+        return ran.stdout
+
+    return run
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
-"""Tests patch no function by which pytest-xdist's own thread reads what it is sent while a test runs: a message that comes then
-is lost, and all processes wait for each other in the end."""
+"""Tests do nothing that stops pytest-xdist. They patch no function by which its own thread reads what it is sent while a test
+runs: a message that comes then is lost, and all processes wait for each other in the end. They trace none of its processes."""
 
 import ast
 from collections.abc import Iterator
@@ -28,3 +28,9 @@ def test_what_reads_the_runners_messages_is_patched_nowhere(root: Path, tmp_path
     files = sorted((root / "tests").rglob("*.py"))
     found = [str(path.relative_to(root)) for path in files if USED_BY_THE_RUNNER & set(patched_modules(path))]
     assert found == []
+
+
+def test_no_process_of_the_runner_is_traced(root: Path) -> None:
+    """Python 3.11 turns for ever in a process that is profiled after it was traced; files that trace run by `run_traced`."""
+    found = [str(path.relative_to(root)) for path in (root / "tests").rglob("test_*.py") if "sys.settrace(" in path.read_text()]
+    assert found == [str(Path(__file__).relative_to(root))]
