@@ -153,8 +153,8 @@ def count_calls() -> Callable[[Callable[[], object]], int]:
 
 @pytest.fixture
 def run_traced(pytestconfig: pytest.Config) -> Callable[[Path], str]:
-    """A function that runs the tests of a file in a process of its own and returns what pytest printed. In Python 3.11 a process
-    that was traced may turn for ever in a later profile, such as `count_calls`."""
+    """A function that runs the tests of a file in a process of its own and returns what pytest printed. In Python 3.11 a
+    process that was traced may turn for ever in a later profile, such as `count_calls`."""
 
     def run(file: Path) -> str:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]
