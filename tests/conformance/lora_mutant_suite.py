@@ -15,6 +15,7 @@ from rlcore_torchkit.refit.digest import make_buckets
 BEGINNING = "test_adapters_begin_without_effect"
 PRODUCTS = "test_weights_change_by_low_rank_products"
 BY_TURNS = "test_adapters_by_turns_train_as_alone"
+SMALLER = "test_smaller_rank_is_kept"
 RESUMED = "test_resumed_adapters_take_the_step_that_would_have_followed"
 
 
@@ -145,6 +146,24 @@ class BeginsAsTheFirst(WrongTrainer):
             with torch.no_grad():
                 for name, values in before.items():
                     self.policy.get_parameter(name).copy_(values)
+        return result
+
+
+class BeginsAtTheWholeRank(WrongTrainer):
+    check = SMALLER
+
+    @hookimpl
+    def use_adapter(self, request):
+        return super().use_adapter(evolve(request, rank=None))
+
+
+class ForgetsTheRank(WrongTrainer):
+    check = SMALLER
+
+    @hookimpl
+    def load_state(self, request):
+        result = super().load_state(request)
+        self.adapters.rank = self.adapters.spec.rank
         return result
 
 

@@ -1,5 +1,7 @@
 """Several adapters of one session: each trains and samples as it does alone."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -95,6 +97,10 @@ def test_checkpoint_of_another_adapter_is_not_written_over(opened, tmp_path):
         (LORA, {"name": "one"}, "'one'"),
         (LORA, {"name": "one", "seed": 1, "drops": ["two"]}, "'two'"),
         (LORA, {"name": "", "drops": [""]}, "''"),
+        (LORA, {"name": "one", "seed": 1, "rank": 3}, "rank: found 3; expected an integer from 1 to 2"),
+        (LORA, {"name": "one", "seed": 1, "rank": 0}, "rank: found 0; expected an integer from 1 to 2"),
+        (LORA, {"name": "one", "seed": 1, "rank": True}, "rank: found True"),
+        (LORA, {"name": "", "rank": 1}, "rank: found 1, without a seed"),
         (LORA, {"name": 1, "seed": True, "drops": "two"}, "(?s)name: found 1.*seed: found True.*drops: found 'two'"),
     ],
 )
@@ -112,3 +118,22 @@ def test_forgotten_adapters_are_gone(opened):
     session.use_adapter("two", seed=2, drops=["one", "one"])
     with pytest.raises(CallError, match="'one'"):
         session.use_adapter("one")
+
+
+def test_smaller_rank_trains_and_samples_as_a_recipe_of_that_rank(opened, tmp_path):
+    session = opened(lora={"rank": 1, "dropout": 0.25})
+    session.use_adapter("one", seed=11)
+    piece(session, "one", 0)
+    update(session)
+    expected = figures(session, "one")
+    session = opened(lora={"rank": 3, "dropout": 0.25})
+    session.use_adapter("one", seed=11, rank=1)
+    piece(session, "one", 0)
+    update(session)
+    np.testing.assert_allclose(figures(session, "one"), expected, atol=1e-5)
+    saved = session.save(tmp_path / "saved")
+    session.use_adapter("two", seed=12)
+    session.load(saved)
+    np.testing.assert_allclose(figures(session, "two"), expected, atol=1e-5)
+    config = session.export(tmp_path / "adapter", kind="peft") / "adapter_config.json"
+    assert json.loads(config.read_text())["r"] == 1

@@ -61,7 +61,7 @@ def adapter_figures(recipe):
     with rlcore.open(recipe) as session:
         session.use_adapter("one", seed=1)
         session.forward_backward(DATA[:2], counts=COUNTS)
-        session.use_adapter("two", seed=2)
+        session.use_adapter("two", seed=2, rank=1)
         session.forward_backward(DATA)
         norms = [session.optim_step(**settings).grad_norm]
         session.use_adapter("one")

@@ -1,11 +1,12 @@
 """Several clients train adapters on one model at once: each as it does alone."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tinker_server import KEY, RANK, Address
+from tinker_server import KEY, RANK, Address, serving
 
 tinker = pytest.importorskip("tinker", reason="needs the client: pip install tinker")
 
@@ -16,9 +17,9 @@ STEP = tinker.AdamParams(learning_rate=1e-2, weight_decay=0.1)
 PARAMS = tinker.SamplingParams(max_tokens=6, seed=4)
 
 
-def begun(service: Any, server: Address, seed: int) -> Any:
+def begun(service: Any, server: Address, seed: int, rank: int = RANK) -> Any:
     """A model under training."""
-    return service.create_lora_training_client(base_model=server.model, rank=RANK, seed=seed).result()
+    return service.create_lora_training_client(base_model=server.model, rank=rank, seed=seed).result()
 
 
 def pieces(training: Any, seed: int, datum: Make) -> Sequence[Callable[[], Any]]:
@@ -94,3 +95,46 @@ def test_base_model_answers_between_the_pieces_of_a_step(service: Any, server: A
     again.forward_backward([datum(TOKENS[1]), datum(OTHERS[1])], "cross_entropy").result()
     assert again.optim_step(STEP).result().metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
     assert base.compute_logprobs(prompt).result() == before
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_smaller_ranks_are_those_of_a_server_with_that_rank(
+    service: Any, server: Address, model: Path, datum: Make, tmp_path: Path, rank: int
+) -> None:
+    """In training, sampling, and what a checkpoint holds, while another rank trains in between."""
+    with serving(tmp_path / "served", model, lora={"rank": rank}) as small:
+        own = tinker.ServiceClient(base_url=small.url, api_key=KEY)
+        training = begun(own, small, 1, rank)
+        for request in pieces(training, 1, datum):
+            request()
+        expected = figures(training)
+        own.close("success").result()
+    training, other = begun(service, server, 1, rank), begun(service, server, 2)
+    for request, between in zip(pieces(training, 1, datum), pieces(other, 2, datum), strict=True):
+        request()
+        between()
+    np.testing.assert_allclose(figures(training), expected, atol=1e-4)
+    again = service.create_training_client_from_state_with_optimizer(training.save_state("state").result().path).result()
+    assert [one.get_info().lora_rank for one in (training, other, again)] == [rank, RANK, rank]
+    sampled = service.create_sampling_client(model_path=training.save_weights_for_sampler("sampled").result().path).result()
+    for one in (training, again):
+        for request in pieces(one, 1, datum):
+            request()
+    np.testing.assert_array_equal(figures(again), figures(training))
+    scored = sampled.compute_logprobs(tinker.ModelInput.from_ints([3, 1, 4, 1, 5])).result()
+    np.testing.assert_allclose(scored[1:], expected[-4:], atol=1e-4)
+
+
+def test_checkpoint_of_another_rank_is_refused(service: Any, server: Address) -> None:
+    """With the model as it was: its next checkpoint has its own rank."""
+    small, whole = begun(service, server, 1, 2), begun(service, server, 1)
+    path = small.save_state("small").result().path
+    with pytest.raises(tinker.RequestFailedError, match="of LoRA rank 2; expected rank 4"):
+        whole.load_state(path).result()
+    assert whole.get_info().lora_rank == RANK
+
+
+def test_unembedding_may_be_left_out(service: Any, server: Address) -> None:
+    """No adapter of a recipe is on it."""
+    asked = {"base_model": server.model, "rank": RANK, "train_unembed": False}
+    assert service.create_lora_training_client(**asked).result().get_info().lora_rank == RANK

@@ -1,5 +1,6 @@
 """Checkpoints through the client: listed, published, given a time to live, deleted, downloaded."""
 
+import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -60,10 +61,16 @@ def test_checkpoints_are_listed_changed_and_deleted(trained: Any, rest: Any) -> 
         rest.delete_checkpoint_from_tinker_path(sampler).result()
 
 
-def test_a_download_is_an_adapter_that_peft_reads(trained: Any, rest: Any, datum: Make, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [RANK, 1])
+def test_a_download_is_an_adapter_that_peft_reads(
+    service: Any, server: Address, rest: Any, datum: Make, model: Path, tmp_path: Path, rank: int
+) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
+    trained = service.create_lora_training_client(base_model=server.model, rank=rank).result()
+    trained.forward_backward([datum(TOKENS)], "cross_entropy")
+    trained.optim_step(tinker.AdamParams(learning_rate=1e-2)).result()
     path = trained.save_weights_external("final").result().path
     urls = rest.get_external_weights_urls(path).result().urls
     assert {"adapter_config.json", "adapter_model.safetensors"} <= urls.keys()
@@ -74,6 +81,7 @@ def test_a_download_is_an_adapter_that_peft_reads(trained: Any, rest: Any, datum
     expected = table.gather(1, torch.tensor(TOKENS[1:])[:, None])[:, 0].detach().numpy()
     found = trained.forward([datum(TOKENS)], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].to_numpy()
     np.testing.assert_allclose(found, expected, atol=2e-5)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["r"] == rank
     address = urls["adapter_config.json"]
     for wrong in (
         address[:-1] + ("0" if address[-1] != "0" else "1"),

@@ -166,7 +166,8 @@ def test_samplers_of_weights_never_saved_and_of_other_models_are_refused(service
     ("changed", "words"),
     [
         ({"base_model": "Qwen/Qwen3-8B"}, "base_model: found 'Qwen/Qwen3-8B'; expected"),
-        ({"rank": 32}, f"rank: found 32; expected {RANK}, the recipe's lora.rank"),
+        ({"rank": 32}, f"rank: found 32; expected 1 to {RANK}, the recipe's lora.rank. Or start the server with lora.rank=32"),
+        ({"rank": 0}, "rank: found 0; expected at least 1"),
         ({"train_mlp": False}, "train_mlp: found False"),
         ({"optimizer": tinker.types.DimuonOptimizerConfig()}, 'expected type "adamw"'),
     ],

@@ -193,11 +193,11 @@ def make_trainer(backends, make_provider) -> Callable[..., TrainerHandle]:
     """A handle on a FakeTrainer some of whose hooks are replaced: make_trainer(train_step=lambda self, request: ...)."""
 
     def make(
-        observers=(), declared=ALL, head: Head = "tokens", needs_policy=True, **hooks: Callable[..., Any]
+        observers=(), declared=ALL, head: Head = "tokens", needs_policy=True, lora=None, **hooks: Callable[..., Any]
     ) -> TrainerHandle:
         backends.Trainer = _with_hooks(FakeTrainer, hooks)
         (entry,) = Registry.from_providers({"trainer": [make_provider(capabilities=declared)]}).of("trainer")
-        context = evolve(TRAINER_CONTEXT, head=head, needs_reference=head == "tokens", needs_policy=needs_policy)
+        context = evolve(TRAINER_CONTEXT, head=head, needs_reference=head == "tokens", needs_policy=needs_policy, lora=lora)
         return build_trainer(entry, context, FakeConfig(), observing(*observers))
 
     return make

@@ -10,6 +10,7 @@ from rlcore.spi import (
     ForwardBackwardRequest,
     ForwardBackwardResult,
     LoadStateRequest,
+    LoraSpec,
     LossSpec,
     NonFiniteError,
     OptimStepRequest,
@@ -182,3 +183,27 @@ def test_pieces_and_versions_are_an_adapters_own(make_trainer, batch):
 def test_adapters_that_are_not_there(make_trainer, request_):
     with pytest.raises(ContractError, match="no adapter 'c'"):
         make_trainer().use_adapter(request_)
+
+
+@pytest.mark.parametrize(
+    ("rank", "seed", "init_from", "accepted"),
+    [
+        (1, 1, None, True),
+        (4, 1, None, True),
+        (None, 1, "d", True),
+        (4, 1, "d", True),
+        (0, 1, None, False),
+        (5, 1, None, False),
+        (True, 1, None, False),
+        (2, None, None, False),
+        (2, 1, "d", False),
+    ],
+)
+def test_ranks_of_adapters(make_trainer, rank, seed, init_from, accepted):
+    trainer = make_trainer(lora=LoraSpec(rank=4, init_from=init_from))
+    request = UseAdapterRequest(name="" if seed is None else "b", seed=seed, rank=rank)
+    if accepted:
+        assert trainer.use_adapter(request).weight_version == 0
+        return
+    with pytest.raises(ContractError, match="rank"):
+        trainer.use_adapter(request)

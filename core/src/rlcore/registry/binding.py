@@ -119,6 +119,7 @@ def build_trainer(
         head=context.head,
         has_policy=context.needs_policy,
         has_whole_step=getattr(backend, "train_step", None) is not None,
+        lora=context.lora,
     )
 
 

@@ -21,6 +21,7 @@ from rlcore.registry.handle import BackendHandle
 from rlcore.registry.hooks import CallRecord
 from rlcore.spi import capabilities
 from rlcore.spi.batch import GENERATION_LOGPROBS, PREVIOUS_LOGPROBS, ROUTED_EXPERTS, TokenBatch
+from rlcore.spi.context import LoraSpec
 from rlcore.spi.errors import BoundError, ContractError, NonFiniteError
 from rlcore.spi.lifecycle import LoadStateRequest, LoadStateResult, SetResidencyRequest, SetResidencyResult
 from rlcore.spi.loss import MISMATCH_METRICS
@@ -63,12 +64,14 @@ class TrainerHandle(BackendHandle):
         *,
         has_policy: bool = True,
         has_whole_step: bool = True,
+        lora: LoraSpec | None = None,
     ) -> None:
         super().__init__(entry, hooks, record)
         self.layout = layout
         self.head: Head = head
         self._has_policy = has_policy
         self._has_whole_step = has_whole_step
+        self._lora = lora
         self._pieces = 0
         self._adapter = ""
         self._parked: dict[str, tuple[int | None, int]] = {}
@@ -135,6 +138,7 @@ class TrainerHandle(BackendHandle):
         """Change to another adapter. ContractError where it was never begun, or is among those to forget."""
         self._require_legal("use_adapter", request, UseAdapterRequest)
         self._require_capabilities("use_adapter", {capabilities.MANY_ADAPTERS: True})
+        self._require_rank(request)
         self._parked[self._adapter] = self._state.weight_version, self._pieces
         for name in (*request.drops, *(() if request.seed is not None else [request.name])):
             if name not in self._parked or name == request.name in request.drops:
@@ -148,6 +152,16 @@ class TrainerHandle(BackendHandle):
         for name in request.drops:
             self._parked.pop(name, None)
         return result
+
+    def _require_rank(self, request: UseAdapterRequest) -> None:
+        """ContractError unless the trainer can begin an adapter of this rank."""
+        if request.rank is None or self._lora is None:
+            return
+        most = self._lora.rank
+        least = 1 if self._lora.init_from is None else most  # files have one rank
+        if request.seed is None or not least <= check_int("rank", request.rank, at_least=0) <= most:
+            found = f"rank {request.rank}" + (" without a seed" if request.seed is None else "")
+            raise ContractError(f"{self.entry.label}: use_adapter: found {found}; expected {least} to {most}, and a seed")
 
     def _check_adapter(self, request: UseAdapterRequest, result: UseAdapterResult) -> None:
         expected = 0 if request.seed is not None else self._parked[request.name][0]

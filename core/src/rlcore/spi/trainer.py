@@ -161,6 +161,9 @@ class UseAdapterRequest:
     seed: int | None = None
     """Begins the adapter anew, at version 0: its first values and its dropout depend on it, as on TrainerContext.seed. None
     continues one that was begun."""
+    rank: int | None = None
+    """Rank of an adapter that begins, 1 to LoraSpec.rank, which None means. Rows of A and columns of B behind it are zero and
+    stay zero. The product is scaled by alpha / rank; B of an export that is not merged has what differs from LoraSpec.scale."""
     drops: tuple[str, ...] = ()
     """Names of others to forget."""
 

@@ -38,9 +38,20 @@ class Adapters:
     """True where layers may see padding between a microbatch's tokens, as where each sequence has a row of its own."""
     begun: Mapping[str, Tensor] | None = field(default=None, init=False)
     """Whole A and B on the host as the run began with them, by name; None where it began with the model alone."""
+    rank: int = field(init=False)
+    """Rows of A and columns of B that count: those behind it are zero."""
     _on: bool = True
     _dropout: Dropout | None = field(default=None, init=False)
     """None where no inputs are dropped."""
+
+    @rank.default
+    def _rank(self) -> int:
+        return self.spec.rank
+
+    @property
+    def scale(self) -> float:
+        """Return the factor of the adapters' product: alpha / rank."""
+        return self.spec.alpha / self.rank
 
     @classmethod
     def attach(cls, model: Any, context: TrainerContext, layout: ParallelLayout | None) -> "Adapters":
@@ -69,7 +80,7 @@ class Adapters:
 
     def initialise(self, model: nn.Module) -> None:
         """Give this rank's parts their first values."""
-        values = initial_adapters(self.layers, self.spec, self.model, self.seed)
+        values = initial_adapters(self.layers, self.spec, self.model, self.seed, self.rank)
         self._fill(model, values)
         self.begun = values if self.spec.init_from is not None else None
 
@@ -103,12 +114,12 @@ class Adapters:
                     local(model.get_parameter(name)).copy_(values)
 
     def _forward(self, name: str, num_inputs: int, layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        """The layer's output [..., T, O] with alpha / R · B A dropout(x) added, in its dtype."""
+        """The layer's output [..., T, O] with alpha / rank · B A dropout(x) added, in its dtype."""
         if not self._on:
             return output
         states = inputs[0] if self._dropout is None else inputs[0] * self._kept(self._dropout, name, num_inputs, inputs[0])
         low = F.linear(states, layer.lora_A.weight.to(states.dtype))
-        return output + F.linear(low, layer.lora_B.weight.to(states.dtype)) * self.spec.scale
+        return output + F.linear(low, layer.lora_B.weight.to(states.dtype)) * self.scale
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # random numbers of its own, which no compiler traces
     def _kept(self, dropout: Dropout, name: str, num_inputs: int, states: Tensor) -> Tensor:
@@ -130,6 +141,7 @@ class ParkedAdapter:
     moments: Mapping[nn.Parameter, dict[str, Tensor]]
     """The optimizer's state."""
     seed: int
+    rank: int
     begun: Mapping[str, Tensor] | None
     weight_version: int
     num_accumulated: int

@@ -173,7 +173,7 @@ class Fsdp2Backend:
         if request.seed is not None:
             self._drop_gradients()
             self._optimizer.state.clear()
-            self.adapters.seed = request.seed
+            self.adapters.seed, self.adapters.rank = request.seed, request.rank or self.adapters.spec.rank
             self.adapters.initialise(self.policy)
             self._weight_version = 0
         return spi.UseAdapterResult(weight_version=self._weight_version)
@@ -186,6 +186,7 @@ class Fsdp2Backend:
             gradients=self._gradients(),
             moments=dict(self._optimizer.state),
             seed=adapters.seed,
+            rank=adapters.rank,
             begun=adapters.begun,
             weight_version=self._weight_version,
             num_accumulated=self._num_accumulated,
@@ -202,7 +203,7 @@ class Fsdp2Backend:
         for name, gradient in parked.gradients.items():
             parameters[name].grad = gradient
         self._optimizer.state.update(parked.moments)
-        adapters.seed, adapters.begun = parked.seed, parked.begun
+        adapters.seed, adapters.rank, adapters.begun = parked.seed, parked.rank, parked.begun
         self._weight_version, self._num_accumulated = parked.weight_version, parked.num_accumulated
 
     @spi.hookimpl
@@ -242,16 +243,17 @@ class Fsdp2Backend:
                 resume=self._save_resume,
                 export=self._export,
                 adapters=self._whole_adapters,
+                rank=None if self.adapters is None else self.adapters.rank,
             )
 
     @spi.hookimpl
     def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
         with self._residency.resident(self._move):
-            self._weight_version = checkpoint.load(request.directory, self.policy, self._optimizer)
+            self._weight_version, rank = checkpoint.load(request.directory, self.policy, self._optimizer)
             if not request.optimizer:
                 self._optimizer.state.clear()  # as before the first step
             if self.adapters is not None:
-                self.adapters.begun = load_reference(request.directory)
+                self.adapters.rank, self.adapters.begun = rank or self.adapters.spec.rank, load_reference(request.directory)
             self._refresh()
         return spi.LoadStateResult(weight_version=self._weight_version)
 
@@ -375,7 +377,8 @@ class Fsdp2Backend:
         return [tensor for tensor in tensors if local(tensor).device.type == self.device.type]
 
     def _save_resume(self, directory: Path) -> tuple[str, ...]:
-        files = checkpoint.save(directory, self._context.rank_info, self.policy, self._optimizer, self._weight_version)
+        state = self.policy, self._optimizer, self._weight_version, None if self.adapters is None else self.adapters.rank
+        files = checkpoint.save(directory, self._context.rank_info, *state)
         begun = None if self.adapters is None or self._context.rank_info.rank else self.adapters.begun
         return files if begun is None else (*files, *save_reference(directory, begun))
 

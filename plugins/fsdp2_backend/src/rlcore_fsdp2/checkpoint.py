@@ -36,8 +36,16 @@ FORMAT = 1
 Tensors: TypeAlias = Mapping[str, Tensor]
 
 
-def save(directory: Path, rank_info: RankInfo, model: nn.Module, optimizer: Optimizer, weight_version: int) -> tuple[str, ...]:
-    """Write this rank's files; returns their names. Raises StorageError where the disk refuses them."""
+def save(
+    directory: Path,
+    rank_info: RankInfo,
+    model: nn.Module,
+    optimizer: Optimizer,
+    weight_version: int,
+    lora_rank: int | None = None,
+) -> tuple[str, ...]:
+    """Write this rank's files; returns their names. `lora_rank` is that of the adapters, of which more rows may be stored.
+    Raises StorageError where the disk refuses them."""
     parameters = trained(model)
     keyed = _keyed(parameters, optimizer)
     tensors = {key: _written(tensor) for key, tensor in keyed.items()}
@@ -45,6 +53,7 @@ def save(directory: Path, rank_info: RankInfo, model: nn.Module, optimizer: Opti
         "format": FORMAT,
         "world_size": rank_info.world_size,
         "weight_version": weight_version,
+        "lora_rank": lora_rank,
         "parts": {name: _entry(name, parameter) for name, parameter in parameters.items()},
         "scales": {key: _entry(key, tensor) for key, tensor in keyed.items() if _is_scale(key)},
         "optimizer_steps": {name: _step(optimizer, parameter) for name, parameter in parameters.items()},
@@ -71,6 +80,8 @@ class _Stored:
     """The content of a checkpoint's files."""
 
     weight_version: int
+    lora_rank: int | None
+    """The rank of adapters; None where it is that of their shapes."""
     steps: Mapping[str, int]
     """The optimizer's count for each parameter."""
     blocks: Mapping[str, Mapping[str, ShardSlice]]
@@ -85,8 +96,9 @@ def _is_scale(key: str) -> bool:
     return key.split("/", 1)[0].endswith(SCALE)
 
 
-def load(directory: Path, model: nn.Module, optimizer: Optimizer) -> int:
-    """Fill `model` and `optimizer` from the files of any layout, together with all other ranks; returns the weight version.
+def load(directory: Path, model: nn.Module, optimizer: Optimizer) -> tuple[int, int | None]:
+    """Fill `model` and `optimizer` from the files of any layout, together with all other ranks; returns the weight version, and
+    the rank of adapters, None where it is that of their shapes.
 
     Everything is checked before the first byte is copied. Raises CheckpointError on every rank.
     """
@@ -100,7 +112,7 @@ def load(directory: Path, model: nn.Module, optimizer: Optimizer) -> int:
         keyed = _keyed(parameters, optimizer)
         together(lambda: _fill_all(directory, keyed, files, stored))
     send_copies(keyed.values())
-    return stored.weight_version
+    return stored.weight_version, stored.lora_rank
 
 
 def _checked(directory: Path, parameters: Tensors, kinds: Mapping[str, Sequence[str]]) -> _Stored:
@@ -126,7 +138,13 @@ def _read_stored(directory: Path, parameters: Tensors, kinds: Mapping[str, Seque
         for name, part in (index["parts"] | index["scales"]).items():
             block = ShardSlice(name, tuple(part["offset"]), tuple(map(add, part["offset"], part["shape"])))
             blocks.setdefault(name, {}).update({stem: block} if block.size else {})
-    return _Stored(weight_version=int(any_index["weight_version"]), steps=any_index["optimizer_steps"], blocks=blocks)
+    rank = any_index.get("lora_rank")
+    return _Stored(
+        weight_version=int(any_index["weight_version"]),
+        lora_rank=None if rank is None else int(rank),
+        steps=any_index["optimizer_steps"],
+        blocks=blocks,
+    )
 
 
 def _sources(tensor: Tensor, blocks: Mapping[str, ShardSlice]) -> dict[str, tuple[tuple[slice, ...], tuple[slice, ...]]]:

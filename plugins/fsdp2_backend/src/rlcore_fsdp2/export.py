@@ -10,8 +10,9 @@ from torch.distributed.tensor import DTensor, Replicate
 from transformers import conversion_mapping
 from transformers.core_model_loading import PrefixChange, revert_weight_conversion
 
-from rlcore.spi import DtypeName, ExportWeightsRequest, LoraSpec, TensorSpec, WeightExport
+from rlcore.spi import DtypeName, ExportWeightsRequest, TensorSpec, WeightExport
 from rlcore.spi.weights import ITEM_BYTES
+from rlcore_fsdp2.adapters import Adapters
 from rlcore_fsdp2.sharding import local
 from rlcore_fsdp2.shards import Parts
 from rlcore_torchkit.adapters.lora import merged
@@ -47,25 +48,25 @@ class Exported:
 class Exporter:
     """Streams a model's parameters, with its adapters merged in or apart; built while they are whole and without adapters."""
 
-    def __init__(self, model: nn.Module, lora: LoraSpec | None = None) -> None:
-        self._model, self._lora = model, lora
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.adapters: Adapters | None = None
         _note_conversions(model)
         self.exported = _all_exported(model)
 
     def export(self, request: ExportWeightsRequest, parameters: Mapping[str, Tensor], device: torch.device) -> WeightExport:
         """Every rank iterates, and gets tensors on `device`; whole `parameters` that are there in the dtype are not copied."""
         dtype = getattr(torch, request.dtype)
-        exported = [] if request.adapters == "alone" else self.exported
-        lora = self._lora if request.adapters == "merged" else None
-        if request.adapters != "merged":
-            exported = [*exported, *(_itself(name, parameter) for name, parameter in parameters.items() if is_adapter(name))]
-        is_own = lora is None and all(
-            each.is_itself and _is_whole(parameters[each.parameter], each.dtype(dtype), device) for each in exported
+        exported, merges = self._selected(request, parameters)
+        is_own = all(
+            self._is_sent_as_held(each, parameters, merges=merges)
+            and _is_whole(parameters[each.parameter], each.dtype(dtype), device)
+            for each in exported
         )
         return WeightExport(
             weight_version=request.weight_version,
             specs=tuple(_specs(exported, request.dtype)),
-            buckets=make_buckets(self._tensors(exported, parameters, lora, dtype, device), request.max_bucket_bytes),
+            buckets=make_buckets(self._tensors(exported, parameters, merges, dtype, device), request.max_bucket_bytes),
             persistent=is_own,
         )
 
@@ -74,51 +75,62 @@ class Exporter:
     ) -> WeightExport:
         """Every rank sends its own blocks. What transformers fuses, or an adapter is merged into, is gathered one at a time,
         and sent as any other tensor that all ranks hold."""
-        exported = [] if request.adapters == "alone" else self.exported
-        lora = self._lora if request.adapters == "merged" else None
-        if request.adapters != "merged":
-            exported = [*exported, *(_itself(name, parameter) for name, parameter in parameters.items() if is_adapter(name))]
-        parts = Parts(exported, lambda each: self._is_sent_as_held(each, parameters, lora), parameters)
+        exported, merges = self._selected(request, parameters)
+        parts = Parts(exported, lambda each: self._is_sent_as_held(each, parameters, merges=merges), parameters)
         specs = tuple(_specs(exported, request.dtype))
 
         def gathered(each: Exported) -> dict[str, Tensor]:
-            return dict(self._tensors([each], parameters, lora, each.dtype(getattr(torch, request.dtype)), device))
+            return dict(self._tensors([each], parameters, merges, each.dtype(getattr(torch, request.dtype)), device))
 
         return sender.export(request, specs, parts.held(), parts.reader(gathered))
 
-    def _is_sent_as_held(self, each: Exported, parameters: Mapping[str, Tensor], lora: LoraSpec | None) -> bool:
+    def _selected(self, request: ExportWeightsRequest, parameters: Mapping[str, Tensor]) -> tuple[list[Exported], bool]:
+        """What the request asks for, and whether adapters are merged into it."""
+        if request.adapters == "merged":
+            return self.exported, True
+        adapters = [_itself(name, parameter) for name, parameter in parameters.items() if is_adapter(name)]
+        return ([] if request.adapters == "alone" else self.exported) + adapters, False
+
+    def _is_sent_as_held(self, each: Exported, parameters: Mapping[str, Tensor], *, merges: bool) -> bool:
         adapter = f"{each.parameter.removesuffix('weight')}{LORA_A}"
-        return each.is_itself and (lora is None or adapter not in parameters)
+        return each.is_itself and not (merges and adapter in parameters) and self._factor(each.parameter) == 1.0
+
+    def _factor(self, name: str) -> float:
+        """The factor that an exported tensor has: of B, so that the scale of `context.lora` is right at a smaller rank too."""
+        if self.adapters is None or not name.endswith(LORA_B):
+            return 1.0
+        return self.adapters.spec.rank / self.adapters.rank
 
     def _tensors(
         self,
         exported: Iterable[Exported],
         parameters: Mapping[str, Tensor],
-        lora: LoraSpec | None,
+        merges: bool,
         dtype: torch.dtype,
         device: torch.device,
     ) -> Iterator[tuple[str, Tensor]]:
         for each in exported:
-            full = {name: _whole_weight(name, parameters, lora, each.dtype(dtype), device) for name in each.parameters}
+            full = {name: self._whole(name, parameters, merges, each.dtype(dtype), device) for name in each.parameters}
             yield from (full if each.is_itself else revert_weight_conversion(self._model, full)).items()
+
+    def _whole(
+        self, name: str, parameters: Mapping[str, Tensor], merges: bool, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """With its adapter merged in, where it has one and `merges` is set."""
+        weight = parameters[name].detach()
+        a, b = (parameters.get(f"{name.removesuffix('weight')}{key}") for key in (LORA_A, LORA_B))
+        if merges and self.adapters is not None and a is not None and b is not None:
+            a, b = (whole(factor.detach(), torch.float32, device) for factor in (a, b))
+            return merged(whole(weight, weight.dtype, device), a, b, self.adapters.scale).to(dtype)
+        if (factor := self._factor(name)) == 1.0:
+            return whole(weight, dtype, device)
+        return (whole(weight, weight.dtype, device) * factor).to(dtype)
 
 
 def _specs(exported: Iterable[Exported], dtype: DtypeName) -> Iterator[TensorSpec]:
     for each in exported:
         for name, shape in each.shapes.items():
             yield TensorSpec(name=name, shape=shape, dtype=each.kept or dtype, keeps_dtype=each.kept is not None)
-
-
-def _whole_weight(
-    name: str, parameters: Mapping[str, Tensor], lora: LoraSpec | None, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """With its adapter merged in, where it has one of `lora`."""
-    weight = parameters[name].detach()
-    a, b = (parameters.get(f"{name.removesuffix('weight')}{key}") for key in (LORA_A, LORA_B))
-    if lora is None or a is None or b is None:
-        return whole(weight, dtype, device)
-    a, b = (whole(factor.detach(), torch.float32, device) for factor in (a, b))
-    return merged(whole(weight, weight.dtype, device), a, b, lora.scale).to(dtype)
 
 
 def _itself(name: str, parameter: Tensor) -> Exported:

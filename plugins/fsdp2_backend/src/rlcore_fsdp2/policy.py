@@ -57,9 +57,9 @@ def make_adapted_policy(
     """The model frozen in the compute dtype beside float32 adapters, what exports the two as one, and the adapters."""
     model = _load_unplaced(context.model, getattr(torch, context.model.dtype), meshes, context.head)
     _check_plan(model, meshes)
-    exporter = Exporter(model, context.lora)
+    exporter = Exporter(model)
     _checkpoint(model, config)
-    adapters = Adapters.attach(model, context, None if meshes is None else meshes.layout)
+    adapters = exporter.adapters = Adapters.attach(model, context, None if meshes is None else meshes.layout)
     _place_on_device(model, context.model, config, meshes, device, drops=context.lora.dropout > 0.0)
     adapters.initialise(model)
     _probe(model, context.model, meshes, device)

@@ -37,7 +37,7 @@ from rlcore_megatron.training.parked_adapter import ParkedAdapter, clear, park, 
 from rlcore_megatron.training.residency import MegatronResidency
 from rlcore_megatron.training.tensor_optimizer import TensorOptimizer
 from rlcore_megatron.training.train import Passes, reduce_totals
-from rlcore_megatron.weights.adapters import as_begun
+from rlcore_megatron.weights.adapters import as_begun, rank_of, set_rank
 from rlcore_megatron.weights.adapters import attach as attach_adapters
 from rlcore_megatron.weights.adapters import initialise as initialise_adapters
 from rlcore_megatron.weights.export import Exporter, one_after_the_other, shard
@@ -113,9 +113,10 @@ class MegatronBackend:
         self._exporter = Exporter(policy, Names.of(self._hf, context.head), layout, self._groups)
         head_names = Names.of_multi_token_head(self._hf) if config.mtp else None
         self._head_exporter = None if head_names is None else Exporter(policy, head_names, layout, self._groups)
-        self._adapters = self._below = None
+        self._adapters = self._below = self._factors = None
         if adapters is not None:
             self._adapters = Exporter(policy, adapters, layout, self._groups)
+            self._factors = Exporter(policy, adapters, layout, self._groups, merges=False)
             self._below = Exporter(policy, Names.of(self._hf), layout, self._groups, merges=False)
         self.residency = MegatronResidency(self._device, self.models, self._reference, self.optimizer, self._parked)
 
@@ -131,7 +132,7 @@ class MegatronBackend:
     def _build_reference_alone(self) -> None:
         self.models, self._reference = [], self._make_reference()
         self.optimizer = self._rates = self._passes = self._exporter = self._adapters = self._below = self._begun = None
-        self._gradients = self._head_exporter = self._by_tensor = None
+        self._factors = self._gradients = self._head_exporter = self._by_tensor = None
         self.residency = MegatronResidency(self._device, [], self._reference, None)
 
     def _make_reference(self) -> list[PolicyModel]:
@@ -213,7 +214,8 @@ class MegatronBackend:
             if request.name != self._adapter:
                 if self._adapter not in request.drops:
                     own = {"seed": self._seed, "begun": self._begun, "weight_version": self.weight_version}
-                    parked = park(self.models, self.optimizer, **own, num_accumulated=self._num_accumulated)
+                    own |= {"rank": rank_of(self.models), "num_accumulated": self._num_accumulated}
+                    parked = park(self.models, self.optimizer, **own)
                     self._parked[self._adapter] = parked
                 self._adapter = request.name
                 self._drop_gradients()
@@ -221,13 +223,14 @@ class MegatronBackend:
                 if request.seed is None:
                     assert found is not None, "the handle knows the adapters"
                     put_back(self.models, self.optimizer, found)
+                    set_rank(self.models, found.rank)
                     self._seed, self._begun = found.seed, found.begun
                     self.weight_version, self._num_accumulated = found.weight_version, found.num_accumulated
             if request.seed is not None:
                 self._drop_gradients()
                 clear(self.optimizer)
                 self._seed, self.weight_version = request.seed, 0
-                self._begun = initialise_adapters(self.models, self._hf, self._context, request.seed)
+                self._begun = initialise_adapters(self.models, self._hf, self._context, request.seed, request.rank)
         return spi.UseAdapterResult(weight_version=self.weight_version)
 
     @spi.hookimpl
@@ -265,12 +268,14 @@ class MegatronBackend:
         with self.residency.resident(), cuda_or_cpu(self._device.type):
             self._gather_parameters()
             hooks = {"resume": self._save_resume, "export": self.export_whole, "adapters": self._whole_adapters}
-            return save_state(request, self._context, self.weight_version, **hooks)
+            return save_state(request, self._context, self.weight_version, **hooks, rank=rank_of(self.models))
 
     @spi.hookimpl
     def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
         with self.residency.resident(), cuda_or_cpu(self._device.type):
-            self.weight_version = checkpoint.load(request.directory, self.models, self.optimizer, with_state=request.optimizer)
+            index = checkpoint.load(request.directory, self.models, self.optimizer, with_state=request.optimizer)
+            self.weight_version = index.weight_version
+            set_rank(self.models, index.lora_rank)
             self._begun = load_reference(request.directory) if self._adapters is not None else None
         return spi.LoadStateResult(weight_version=self.weight_version)
 
@@ -279,7 +284,7 @@ class MegatronBackend:
         release_graphs(self.models)
         self._shard_sender.close()
         del self.models, self._passes, self._reference, self.optimizer, self._rates, self._exporter, self.residency
-        del self._groups, self._adapters, self._below, self._gradients, self._head_exporter, self._by_tensor
+        del self._groups, self._adapters, self._below, self._factors, self._gradients, self._head_exporter, self._by_tensor
         gc.collect()  # hooks on parameters and the head refer to what holds them
         with cuda_or_cpu(self._device.type):
             parallel.leave()
@@ -315,11 +320,11 @@ class MegatronBackend:
         return reduce(one_after_the_other, (exporter.export(request) for exporter in exporters))
 
     def _whole_adapters(self) -> Iterator[tuple[str, Tensor]]:
-        if self._adapters is not None:
+        if self._factors is not None:
             request = spi.ExportWeightsRequest(
                 weight_version=self.weight_version, dtype="float32", max_bucket_bytes=BUCKET_BYTES
             )
-            for bucket in self._adapters.export(request).buckets:
+            for bucket in self._factors.export(request).buckets:
                 for named in bucket.tensors:
                     yield named.name, named.tensor.clone()
 

@@ -219,13 +219,14 @@ class Session:
         """Return the name of the adapter in use; "" is the one that the session opens with."""
         return self._training.adapter
 
-    def use_adapter(self, name: str, *, seed: int | None = None, drops: Sequence[str] = ()) -> int:
+    def use_adapter(self, name: str, *, seed: int | None = None, rank: int | None = None, drops: Sequence[str] = ()) -> int:
         """Change to another adapter on the same model, and return its version. `drops` are names of others to forget.
 
-        A seed begins the adapter anew, at version 0; without one it goes on as it was left, with its gradients and moments. The
-        generator keeps the weights of the last `sync`. Needs [lora].
+        A seed begins the adapter anew, at version 0; without one it goes on as it was left, with its gradients and moments.
+        `rank` is that of an adapter that begins: 1 to lora.rank, the default. The generator keeps the weights of the last
+        `sync`. Needs [lora].
         """
-        return self._in_order(lambda: self._training.use_adapter(name, seed, drops))
+        return self._in_order(lambda: self._training.use_adapter(name, seed, rank, drops))
 
     def sync(self) -> int:
         """Bring the generator to the trainer's weights, proven by their digests, and return their version."""

@@ -11,7 +11,7 @@ from attrs import define, evolve, field, frozen
 from rlcore.config.recipe import Recipe
 from rlcore.run.execution.weight_sync import GeneratorSync
 from rlcore.run.train_step.scorers import Reference
-from rlcore.spi import GlobalCounts, LossSpec, OptimStepRequest, Problem, TokenBatch, UseAdapterRequest, capabilities
+from rlcore.spi import GlobalCounts, LoraSpec, LossSpec, OptimStepRequest, Problem, TokenBatch, UseAdapterRequest, capabilities
 from rlcore.spi.arrays import AnyArray, Float32Array
 from rlcore.spi.execution import Backends, Minibatch, TrainerGroup
 from rlcore_session.batches import split
@@ -143,12 +143,12 @@ class Training:
         """Forget the gradients held: the trainer drops them as the next piece begins a step."""
         self.pieces = 0
 
-    def use_adapter(self, name: str, seed: int | None, drops: Sequence[str]) -> int:
+    def use_adapter(self, name: str, seed: int | None, rank: int | None, drops: Sequence[str]) -> int:
         """Change to another adapter, and return its version."""
-        self._require_adapters(name, seed, drops)
+        self._require_adapters(name, seed, rank, drops)
         self.weights.to_training()
-        number = None if seed is None else int(seed)
-        request = UseAdapterRequest(name=name, seed=number, drops=tuple(dict.fromkeys(drops)))
+        seed, rank = (None if number is None else int(number) for number in (seed, rank))
+        request = UseAdapterRequest(name=name, seed=seed, rank=rank, drops=tuple(dict.fromkeys(drops)))
         result = self.backends.trainer.use_adapter(request)
         self.parked[self.adapter] = ParkedAdapter(
             version=self.version, pieces=self.pieces, dropped=self.dropped, incarnation=self.incarnation
@@ -170,12 +170,12 @@ class Training:
         """Return whether the trainer changes between adapters."""
         return self.recipe.lora is not None and self.backends.trainer.has(capabilities.MANY_ADAPTERS)
 
-    def _require_adapters(self, name: str, seed: int | None, drops: Sequence[str]) -> None:
-        if not self.has_adapters:
+    def _require_adapters(self, name: str, seed: int | None, rank: int | None, drops: Sequence[str]) -> None:
+        if self.recipe.lora is None or not self.has_adapters:
             found = "a recipe without [lora]" if self.recipe.lora is None else "a trainer that keeps one adapter"
             expected = "[lora], and a trainer with the capability many_adapters"
             raise CallError([Problem(path="use_adapter", found=found, expected=expected)])
-        require_none(_adapter_problems(name, seed, drops))
+        require_none([*_adapter_problems(name, seed, drops), *_rank_problems(seed, rank, self.recipe.lora)])
         known = {self.adapter, *self.parked}
         unknown = [one for one in (*drops, *([name] if seed is None else [])) if one not in known or name in drops]
         if unknown:
@@ -261,6 +261,18 @@ def _adapter_problems(name: Any, seed: Any, drops: Any) -> Iterator[Problem]:
         yield Problem(path="seed", found=repr(seed), expected="an integer")
     if isinstance(drops, str) or not isinstance(drops, Sequence) or not all(isinstance(one, str) for one in drops):
         yield Problem(path="drops", found=repr(drops), expected="a list of names")
+
+
+def _rank_problems(seed: Any, rank: Any, lora: LoraSpec) -> Iterator[Problem]:
+    if rank is None:
+        return
+    is_whole = not isinstance(rank, bool) and isinstance(rank, Integral)
+    least = 1 if lora.init_from is None else lora.rank
+    if not is_whole or not least <= rank <= lora.rank:
+        of = "lora.rank" if lora.init_from is None else "lora.rank, as lora.init_from has it"
+        yield Problem(path="rank", found=repr(rank), expected=f"an integer from {least} to {lora.rank}, the {of}")
+    elif seed is None:
+        yield Problem(path="rank", found=f"{rank}, without a seed", expected="both: an adapter begins with its rank")
 
 
 def _is_number(value: Any) -> bool:

@@ -31,9 +31,9 @@ class AdapterPool(SampledWeights):
         self._begun: set[str] = {UNTRAINED}
         """Adapters that the trainer has."""
 
-    def open(self, adapter: str, seed: int) -> "AdapterWeights":
+    def open(self, adapter: str, seed: int, rank: int | None) -> "AdapterWeights":
         """Return the weights of a new model; its adapter begins with `AdapterWeights.begin`."""
-        self._models[adapter] = AdapterWeights(self, adapter, seed)
+        self._models[adapter] = AdapterWeights(self, adapter, seed, rank)
         return self._models[adapter]
 
     async def forget(self, adapter: str) -> None:
@@ -63,10 +63,10 @@ class AdapterPool(SampledWeights):
             await self._use(adapter)
             yield self._session
 
-    async def begin(self, adapter: str, seed: int, files: Path | None, name: str, *, optimizer: bool) -> None:
-        """Begin an adapter anew, or with the state of these files."""
+    async def begin(self, adapter: str, seed: int, rank: int | None, files: Path | None, name: str, *, optimizer: bool) -> None:
+        """Begin an adapter anew at a rank, or with the state of these files."""
         async with self._generator.alone(), self._trainer:
-            await self._begin(adapter, seed, files, name, optimizer=optimizer)
+            await self._begin(adapter, seed, rank, files, name, optimizer=optimizer)
 
     async def publish(self, adapter: str, name: str, *, keeps: bool) -> NamedWeights:
         """Bring an adapter, whose weights have this name, to the generator. `keeps` writes them to a file too, since other
@@ -102,12 +102,14 @@ class AdapterPool(SampledWeights):
                     status=410,
                 )
             self._loaded = ""
-            await self._begin(LOADED, 0, wanted.files, wanted.name, optimizer=False)
+            await self._begin(LOADED, 0, None, wanted.files, wanted.name, optimizer=False)
             self._loaded = wanted.name
         return await self._use(LOADED)
 
-    async def _begin(self, adapter: str, seed: int, files: Path | None, name: str, *, optimizer: bool) -> None:
-        await off_loop(self._session.use_adapter, adapter, seed=seed)
+    async def _begin(
+        self, adapter: str, seed: int, rank: int | None, files: Path | None, name: str, *, optimizer: bool
+    ) -> None:
+        await off_loop(self._session.use_adapter, adapter, seed=seed, rank=rank)
         self._begun.add(adapter)
         self._in_use = adapter
         if files is not None:
@@ -129,8 +131,8 @@ class AdapterPool(SampledWeights):
 class AdapterWeights:
     """The weights of one model under training: an adapter of the pool."""
 
-    def __init__(self, pool: AdapterPool, adapter: str, seed: int) -> None:
-        self._pool, self._adapter, self._seed = pool, adapter, seed
+    def __init__(self, pool: AdapterPool, adapter: str, seed: int, rank: int | None) -> None:
+        self._pool, self._adapter, self._seed, self._rank = pool, adapter, seed, rank
         self._name = f"{adapter}@0"
 
     @property
@@ -154,7 +156,7 @@ class AdapterWeights:
     async def begin(self, files: Path | None, name: str, *, optimizer: bool) -> None:
         """Begin with the state of these files, or anew where there are none; gradients are dropped."""
         name = self._name if name == BASE else name
-        await self._pool.begin(self._adapter, self._seed, files, name, optimizer=optimizer)
+        await self._pool.begin(self._adapter, self._seed, self._rank, files, name, optimizer=optimizer)
         self._name = name
 
     async def publish(self, *, keeps: bool = False) -> NamedWeights:

@@ -96,8 +96,8 @@ class TrainingSession(Protocol):
     ) -> StepUpdate:
         """Apply the gradients."""
 
-    def use_adapter(self, name: str, *, seed: int | None = None, drops: Sequence[str] = ()) -> int:
-        """Change to another adapter; a seed begins it."""
+    def use_adapter(self, name: str, *, seed: int | None = None, rank: int | None = None, drops: Sequence[str] = ()) -> int:
+        """Change to another adapter; a seed begins it, at a rank."""
 
     def sync(self) -> int:
         """Bring the trainer's weights to the generator."""

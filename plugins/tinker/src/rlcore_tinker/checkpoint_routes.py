@@ -75,7 +75,7 @@ class CheckpointRoutes:
         newest = {
             kind: next((one.body() for one in found if one.kind == kind), None) for kind in ("weights", "sampler_weights")
         }
-        rank = self.models.served.lora_rank if is_current else found[0].lora_rank
+        rank = self.models.find(model_id).lora_rank if is_current else found[0].lora_rank
         return {
             "training_run_id": model_id,
             "base_model": self.models.served.name if is_current else found[0].base_model,

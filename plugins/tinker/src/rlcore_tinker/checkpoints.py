@@ -42,6 +42,8 @@ class Checkpoint:
     base_model: str
     lora_rank: int | None = None
     """None after full fine-tuning."""
+    stored_rank: int | None = None
+    """The recipe's lora.rank, which the trainer's files have the shapes of."""
     size_bytes: int = 0
     public: bool = False
     user_metadata: Mapping[str, str] | None = None

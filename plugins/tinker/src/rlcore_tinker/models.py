@@ -61,19 +61,24 @@ class Models:
         *,
         optimizer: bool = False,
         seed: int | None = None,
+        rank: int | None = None,
     ) -> TrainingModel:
-        """Begin to train a model: the recipe's, or a checkpoint. `seed` decides the first values of its adapters; None is the
-        recipe's run.seed. RequestError while another model is in use, where the server trains one at a time."""
+        """Begin to train a model: the recipe's, or a checkpoint.
+
+        `seed` decides the first values of its adapters; None is the recipe's run.seed. `rank` is theirs; None is that of the
+        checkpoint, or the recipe's. RequestError while another model is in use, where the server trains one at a time."""
         model_id = f"{session.session_id}:train:{number}"
         async with self._changing:
             await self._release_gone()
             if model_id in self._models:
                 raise RequestError(f"model_seq_id: found {number}, of a model that is under training; expected a new number")
+            rank = rank or (self.served.lora_rank if start is None else start.lora_rank)
             if isinstance(self._weights, AdapterPool):
-                weights: Weights | AdapterWeights = self._weights.open(model_id, self.served.seed if seed is None else seed)
+                seed = self.served.seed if seed is None else seed
+                weights: Weights | AdapterWeights = self._weights.open(model_id, seed, rank)
             else:
                 await self._wait_for_release()
-                weights = self._weights
+                weights, rank = self._weights, self.served.lora_rank
             files, name = (None, BASE) if start is None else (start.files, start.weights)
             await weights.begin(files, name, optimizer=optimizer)
             self._models[model_id] = TrainingModel(
@@ -83,6 +88,7 @@ class Models:
                 weights=weights,
                 checkpoints=self._checkpoints,
                 requests=OrderedRequests(model_id, self._promises, self._on_error),
+                lora_rank=rank,
                 user_metadata=metadata,
             )
             session.models.append(model_id)

@@ -87,6 +87,7 @@ def served_model(session: Any, name: str | None) -> ServedModel:
         tokenizer_id=str(here.resolve()) if here.exists() else path,
         limits=Limits(max_sequence_length=limit, vocab_size=session.tokenizer.vocab_size),
         lora_rank=None if recipe.lora is None else recipe.lora.rank,
+        least_rank=1 if recipe.lora is None or (session.has_adapters and recipe.lora.init_from is None) else recipe.lora.rank,
         seed=recipe.run.seed,
     )
 

@@ -140,12 +140,12 @@ class ServiceRoutes:
 
     def _saved(self, path: str) -> NamedWeights:
         """The weights of a checkpoint. RequestError where there is none, or it is another model's or an export."""
-        found, served = self.checkpoints.find(path), self.models.served
-        if found.kind == "external_weights" or (found.base_model, found.lora_rank) != (served.name, served.lora_rank):
-            raise RequestError(
-                f"model_path: found {path}, of {found.base_model} with LoRA rank {found.lora_rank}; expected weights or "
-                f"sampler_weights of {served.name} with {served.lora_rank}"
-            )
+        found = self.checkpoints.find(path)
+        problem = self.models.served.checkpoint_problem(found)
+        if found.kind == "external_weights":
+            problem = f"found {path}, an export; expected weights or sampler_weights"
+        if problem is not None:
+            raise RequestError(f"model_path: {problem}")
         return NamedWeights(name=found.weights, files=found.files)
 
     async def _join(self, request: web.Request) -> web.Response:

@@ -32,9 +32,20 @@ class ServedModel:
     """The name that clients load the tokenizer by: the model's directory, or its name on the Hub."""
     limits: Limits
     lora_rank: int | None
-    """None where all weights are trained."""
+    """The recipe's lora.rank, the highest of a model; None where all weights are trained."""
+    least_rank: int = 1
+    """The lowest of a model: the recipe's too where lora.init_from has it, or where the trainer keeps one adapter."""
     seed: int = 0
     """The recipe's run.seed."""
+
+    def checkpoint_problem(self, found: Checkpoint) -> str | None:
+        """Return why this server cannot load a checkpoint; None where it can."""
+        if (found.base_model, found.stored_rank) == (self.name, self.lora_rank):
+            return None
+        return (
+            f"found {found.path}, of {found.base_model} and a recipe with lora.rank {found.stored_rank}; expected one of "
+            f"{self.name} and {self.lora_rank}, this server's recipe"
+        )
 
 
 @frozen(kw_only=True)
@@ -70,6 +81,8 @@ class TrainingModel:
     weights: Weights | AdapterWeights
     checkpoints: Checkpoints
     requests: OrderedRequests
+    lora_rank: int | None
+    """None where all weights are trained."""
     user_metadata: dict[str, Any] = field(factory=dict)
     created: str = field(factory=now)
     num_updates: int = 0
@@ -130,7 +143,8 @@ class TrainingModel:
             created=now(),
             weights=self.weights.training_name,
             base_model=self.served.name,
-            lora_rank=self.served.lora_rank,
+            lora_rank=self.lora_rank,
+            stored_rank=self.served.lora_rank,
             user_metadata=request.user_metadata,
             expires=expiry(request.ttl_seconds),
         )
@@ -141,7 +155,12 @@ class TrainingModel:
             return await off_loop(self.checkpoints.write, described, session.save)
 
     async def load(self, checkpoint: Checkpoint, *, optimizer: bool) -> None:
-        """Load a checkpoint. Gradients are dropped."""
+        """Load a checkpoint. Gradients are dropped. RequestError where it is of another rank."""
+        if checkpoint.lora_rank != self.lora_rank:
+            raise RequestError(
+                f"path: found {checkpoint.path} of LoRA rank {checkpoint.lora_rank}; expected rank {self.lora_rank}, that of "
+                "this model. Make another one with create_training_client_from_state"
+            )
         self.num_pieces, self.failure = 0, None
         await self.weights.begin(checkpoint.files, checkpoint.weights, optimizer=optimizer)
 

@@ -8,7 +8,7 @@ from aiohttp import web
 from attrs import frozen
 
 from rlcore_tinker.bodies import Bodies
-from rlcore_tinker.checkpoints import Checkpoints, Kind
+from rlcore_tinker.checkpoints import Checkpoint, Checkpoints, Kind
 from rlcore_tinker.clients import Clients
 from rlcore_tinker.errors import RequestError, as_request_error
 from rlcore_tinker.fields import Fields
@@ -60,12 +60,12 @@ class TrainingRoutes:
         metadata, lora = fields.mapping("user_metadata", {}), fields.mapping("lora_config", None)
         _check_optimizer(fields, "optimizer_config")
         self._check_base(fields, base)
-        seed = self._check_lora(lora)
+        seed, rank = self._check_lora(lora)
         fields.done()
         model_id = f"{session.session_id}:train:{number}"
 
         async def create() -> Result:
-            await self.models.create(session, number, metadata, seed=seed)
+            await self.models.create(session, number, metadata, seed=seed, rank=rank)
             return Result.json({"type": "create_model", "model_id": model_id})
 
         return _promised(self._begin(f"{model_id}:create", create), model_id)
@@ -75,23 +75,24 @@ class TrainingRoutes:
         if base not in (served.name, served.tokenizer_id):
             fields.problem("base_model", base, f"{served.name!r}, the model of this server's recipe")
 
-    def _check_lora(self, lora: dict[str, Any] | None) -> int | None:
-        """Return the seed of a model's adapters. Refuse those that the recipe's trainer does not have. Without [lora] it trains
-        all weights, whatever the rank."""
+    def _check_lora(self, lora: dict[str, Any] | None) -> tuple[int | None, int | None]:
+        """Return seed and rank of a model's adapters. Refuse those that the recipe's trainer does not have. Without [lora] it
+        trains all weights, whatever the rank."""
         fields, served = Fields(lora or {"rank": 1}, "lora_config"), self.models.served
         rank = fields.integer("rank", least=1)
         seed: int | None = fields.integer("seed", None, least=0)
-        for name in ("train_mlp", "train_attn", "train_unembed"):
+        fields.flag("train_unembed", True)  # no adapter of [lora] is on it, whatever is asked for
+        for name in ("train_mlp", "train_attn"):
             if not fields.flag(name, True):
                 fields.problem(name, False, "true: the recipe's lora.targets choose what is trained")
-        if served.lora_rank is not None and lora is None:
-            fields.problem("rank", None, f"{served.lora_rank}, the recipe's lora.rank")
-        elif served.lora_rank is not None and rank != served.lora_rank:
-            fields.problem(
-                "rank", rank, f"{served.lora_rank}, the recipe's lora.rank. Or start the server with lora.rank={rank}"
-            )
+        if served.lora_rank is not None:
+            ranks = f"{served.least_rank} to {served.lora_rank}, the recipe's lora.rank"
+            if lora is None:
+                fields.problem("rank", None, ranks)
+            elif not served.least_rank <= rank <= served.lora_rank:
+                fields.problem("rank", rank, f"{ranks}. Or start the server with lora.rank={rank}")
         fields.done()
-        return seed
+        return seed, None if lora is None or served.lora_rank is None else rank
 
     async def _get_info(self, request: web.Request) -> web.Response:
         fields = Fields(await self.bodies.json(request), "get_info")
@@ -105,8 +106,8 @@ class TrainingRoutes:
                 "model_data": data,
                 "model_id": model.model_id,
                 "optimizer_config": {"type": "adamw"},
-                "is_lora": served.lora_rank is not None,
-                "lora_rank": served.lora_rank,
+                "is_lora": model.lora_rank is not None,
+                "lora_rank": model.lora_rank,
                 "model_name": served.name,
             }
         )
@@ -206,15 +207,12 @@ class TrainingRoutes:
 
         return _promised(self._begin(f"{model_id}:0", create), model_id)
 
-    def _training_checkpoint(self, path: str) -> Any:
-        found, served = self.checkpoints.find(path), self.models.served
+    def _training_checkpoint(self, path: str) -> Checkpoint:
+        found = self.checkpoints.find(path)
         if found.kind != "weights":
             raise RequestError(f"path: found {path}; expected one of save_state, tinker://MODEL/weights/NAME")
-        if (found.base_model, found.lora_rank) != (served.name, served.lora_rank):
-            raise RequestError(
-                f"path: found {path}, of {found.base_model} with LoRA rank {found.lora_rank}; expected one of {served.name} "
-                f"with {served.lora_rank}"
-            )
+        if problem := self.models.served.checkpoint_problem(found):
+            raise RequestError(f"path: {problem}")
         return found
 
     async def _retrieve(self, request: web.Request) -> web.Response:

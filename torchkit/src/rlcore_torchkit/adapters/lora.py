@@ -27,23 +27,26 @@ def linear_layers_of(model: Any) -> dict[str, Shape]:
     return {name: (module.out_features, module.in_features) for name, module in linear.items()}
 
 
-def initial_adapters(layers: Mapping[str, Shape], spec: LoraSpec, model: str, seed: int) -> dict[str, Tensor]:
+def initial_adapters(
+    layers: Mapping[str, Shape], spec: LoraSpec, model: str, seed: int, rank: int | None = None
+) -> dict[str, Tensor]:
     """Return float32 A and B of every layer by name, on the host: those of `spec.init_from`, or else PEFT's, A uniform in
-    ±1/√in and B zero, which depend on the seed and on names alone.
+    ±1/√in and B zero, which depend on the seed, the names and the rank alone.
 
+    Rows of A behind a smaller `rank` are zero. With the columns of B they stay zero: each gradient is a product with the other.
     ModelError where `spec.init_from` is not for these layers of `model`, a path.
     """
     shapes = adapter_shapes(layers, spec.rank)
     if spec.init_from is not None:
         return read_adapters(spec.init_from, shapes, spec, model)
-    return {name: _initial(name, shape, seed) for name, shape in shapes.items()}
+    return {name: _initial(name, shape, seed, spec.rank if rank is None else rank) for name, shape in shapes.items()}
 
 
-def _initial(name: str, shape: Shape, seed: int) -> Tensor:
+def _initial(name: str, shape: Shape, seed: int, rank: int) -> Tensor:
     values = torch.zeros(shape)
     if name.endswith(LORA_A):
         bound = 1 / math.sqrt(shape[1])
-        values.uniform_(-bound, bound, generator=seeded(torch.device("cpu"), seed, name))
+        values[:rank].uniform_(-bound, bound, generator=seeded(torch.device("cpu"), seed, name))
     return values
 
 

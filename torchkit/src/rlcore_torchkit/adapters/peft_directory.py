@@ -12,14 +12,18 @@ from torch import Tensor
 from rlcore.schema.file_limits import expanded
 from rlcore.spi.context import ALL_LINEAR, LoraSpec, ModelSpec
 from rlcore.spi.errors import CheckpointError, ModelError
+from rlcore_torchkit.adapters.lora_targets import LORA_A
 from rlcore_torchkit.adapters.peft_check import CONFIG_FILE, PREFIX, TENSOR_FILE, adapter_problems
 from rlcore_torchkit.huggingface.hf_directory import model_storage_errors
 from rlcore_torchkit.huggingface.safetensors_files import not_finite, raise_model_problems
 
 
 def write_adapters(directory: Path, adapters: Mapping[str, Tensor], spec: LoraSpec, model: ModelSpec) -> tuple[str, ...]:
-    """Write float32 adapters by name; returns the names of the files. StorageError where the disk refuses them."""
-    tensors = {f"{PREFIX}{name}": tensor.contiguous().cpu() for name, tensor in adapters.items()}
+    """Write float32 adapters by name; returns the names of the files. StorageError where the disk refuses them.
+
+    Rows of A and columns of B behind `spec.rank` are left out: they are zero."""
+    cut = {name: tensor[: spec.rank] if name.endswith(LORA_A) else tensor[:, : spec.rank] for name, tensor in adapters.items()}
+    tensors = {f"{PREFIX}{name}": tensor.contiguous().cpu() for name, tensor in cut.items()}
     with model_storage_errors(directory):
         save_file(tensors, directory / TENSOR_FILE, metadata={"format": "pt"})
         content = json.dumps(adapter_config(spec, model, adapters), indent=2)

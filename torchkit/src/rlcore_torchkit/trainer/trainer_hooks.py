@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from attrs import evolve
+
 from rlcore.schema.suggestions import listed
 from rlcore.spi.context import TrainerContext
 from rlcore.spi.errors import CheckpointError, ContractError
@@ -35,16 +37,18 @@ def save_state(
     resume: Callable[[Path], tuple[str, ...]],
     export: Callable[[ExportWeightsRequest], WeightExport],
     adapters: Callable[[], Iterator[tuple[str, "Tensor"]]] | None = None,
+    rank: int | None = None,
 ) -> SaveStateResult:
     """Write what the request asks for: `resume` writes this rank's part of a checkpoint into a directory and returns the names
     of its files; `export` streams the weights of a Hugging Face directory; `adapters` yields whole float32 adapters by name, on
-    every rank. StorageError where a write fails."""
+    every rank, of which `rank` counts; None is the context's. StorageError where a write fails."""
     if request.kind == "resume":
         return SaveStateResult(files=resume(request.directory))
-    rank = context.rank_info.rank
     if request.kind == "peft":
-        return SaveStateResult(files=_save_peft(request.directory, context, adapters))
-    files = save_hf(export, context.model, request.directory, rank=rank, weight_version=weight_version, head=context.head)
+        lora = context.lora if context.lora is None or rank is None else evolve(context.lora, rank=rank)
+        return SaveStateResult(files=_save_peft(request.directory, evolve(context, lora=lora), adapters))
+    place = context.rank_info.rank
+    files = save_hf(export, context.model, request.directory, rank=place, weight_version=weight_version, head=context.head)
     return SaveStateResult(files=files)
 
 

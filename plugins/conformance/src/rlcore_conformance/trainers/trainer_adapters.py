@@ -17,6 +17,7 @@ from rlcore_conformance.trainers.batches import make_batch
 from rlcore_conformance.trainers.pieces import piece_of
 from rlcore_conformance.trainers.step_outcome import assert_same_weights
 from rlcore_conformance.trainers.trainer_fixtures import OpenTrainer, TrainerFixtures, TrainerUnderTest
+from rlcore_conformance.trainers.trainer_lora import saved_products
 
 SEEDS = {"one": 11, "two": 12}
 NUM_STEPS = 2
@@ -81,6 +82,23 @@ class TrainerAdapters(TrainerFixtures):
         trainer.step((batch,), 1)
         trainer.handle.use_adapter(UseAdapterRequest(name="one"))
         assert_same_weights(trainer.weights(1), saved)
+
+    def test_smaller_rank_is_kept(
+        self, adapters_trainer: TrainerUnderTest, lora: LoraSpec, reference: Reference, tmp_path: Path
+    ) -> None:
+        """Through steps, a save and a load: the PEFT directory has it, and scaled by alpha / rank it is what training added."""
+        trainer, smaller = adapters_trainer, evolve(lora, rank=lora.rank - 1)
+        initial = trainer.weights()
+        trainer.handle.use_adapter(UseAdapterRequest(name="one", seed=SEEDS["one"], rank=smaller.rank))
+        for version in range(NUM_STEPS):
+            trainer.step((make_batch(reference.vocab_size, seed=version),), version)
+        trainer.save(tmp_path / "resume")
+        begin(trainer, "two")
+        trainer.load(tmp_path / "resume")
+        weights, products = trainer.weights(NUM_STEPS), saved_products(trainer, smaller, tmp_path / "peft")
+        assert any(product.any() for product in products.values()), "the adapter did not move"
+        for name, before in initial.items():
+            np.testing.assert_allclose(weights[name] - before, products.get(name, 0.0), rtol=0, atol=1e-5, err_msg=name)
 
     def test_adapters_that_were_never_begun_are_refused(self, adapters_trainer: TrainerUnderTest) -> None:
         """So are forgotten ones; the trainer goes on with the one in use."""

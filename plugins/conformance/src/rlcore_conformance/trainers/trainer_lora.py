@@ -59,7 +59,7 @@ class TrainerLora(TrainerFixtures):
         initial = lora_trainer.weights()
         for version in range(2):
             weights = lora_trainer.outcome((batch,), version).weights
-        products = _saved_products(lora_trainer, lora, tmp_path)
+        products = saved_products(lora_trainer, lora, tmp_path)
         assert products, "adapter_model.safetensors is empty"
         for name, after in weights.items():
             if name not in products:
@@ -98,7 +98,7 @@ class TrainerLora(TrainerFixtures):
         assert any(value.any() for name, value in alone.items() if name.endswith("lora_B.weight")), "no adapter moved"
 
 
-def _saved_products(trainer: TrainerUnderTest, lora: LoraSpec, directory: Path) -> Values:
+def saved_products(trainer: TrainerUnderTest, lora: LoraSpec, directory: Path) -> Values:
     """alpha / rank · B A of each layer in the PEFT directory that the trainer writes, by the weight's name."""
     from safetensors.numpy import load_file
 

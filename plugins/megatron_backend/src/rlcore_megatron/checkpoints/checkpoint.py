@@ -24,6 +24,7 @@ from rlcore_megatron.training import optimizer_state
 from rlcore_megatron.training.optimizer_shards import Shard, parts_of, shards_of
 from rlcore_megatron.training.optimizer_state import MASTER, names_of
 from rlcore_megatron.training.shard_states import SCALES, ShardStates, StateKind
+from rlcore_megatron.weights.adapters import rank_of
 from rlcore_torchkit.distributed.agreement import first_rank, together
 from rlcore_torchkit.huggingface.hf_directory import model_storage_errors
 
@@ -42,6 +43,8 @@ class Index:
     world_size: int
     """Ranks that wrote it; for information."""
     optimizer: StateKind = field(factory=StateKind)
+    lora_rank: int | None = None
+    """The rank of adapters, of which more rows may be stored; None where it is that of their shapes."""
     format: int = FORMAT
 
 
@@ -53,15 +56,21 @@ def save(
     shards = shards_of(models, optimizer)
     steps = optimizer_state.count_steps(optimizer)
     kind = _state_kind(optimizer)
-    index = Index(weight_version=weight_version, optimizer_steps=steps, world_size=rank_info.world_size, optimizer=kind)
+    index = Index(
+        weight_version=weight_version,
+        optimizer_steps=steps,
+        world_size=rank_info.world_size,
+        optimizer=kind,
+        lora_rank=rank_of(models),
+    )
     mine = (INDEX,) if rank_info.rank == 0 else ()
     together(lambda: _write_index(directory, index, mine))
     files = write(directory / STATE, [*_tensors(_held(shards, steps)), *_scales(shards, steps, is_read=False)])
     return (*mine, *(f"{STATE}/{name}" for name in files))
 
 
-def load(directory: Path, models: Sequence[Any], optimizer: MegatronOptimizer, *, with_state: bool = True) -> int:
-    """Fill weights and optimizer from the checkpoint of any layout, together with all other ranks; returns the weight version.
+def load(directory: Path, models: Sequence[Any], optimizer: MegatronOptimizer, *, with_state: bool = True) -> Index:
+    """Fill weights and optimizer from the checkpoint of any layout, together with all other ranks; returns its description.
 
     Without `with_state` the optimizer begins anew. What can be checked is checked before the first byte is copied, by rank 0,
     which alone reads what describes the checkpoint.
@@ -88,7 +97,7 @@ def load(directory: Path, models: Sequence[Any], optimizer: MegatronOptimizer, *
         part._copy_main_params_to_model_params()
     for model in models:
         model.start_param_sync(force_sync=True)
-    return index.weight_version
+    return index
 
 
 def _write_index(directory: Path, index: Index, files: Sequence[str]) -> None:

@@ -26,6 +26,7 @@ class ParkedAdapter:
     steps: Sequence[Sequence[Any]]
     """The count of steps of each of its groups; None before the first."""
     seed: int
+    rank: int | None
     begun: Mapping[str, Tensor] | None
     weight_version: int
     num_accumulated: int
@@ -37,6 +38,7 @@ def park(
     optimizer: MegatronOptimizer,
     *,
     seed: int,
+    rank: int | None,
     begun: Mapping[str, Tensor] | None,
     weight_version: int,
     num_accumulated: int,
@@ -49,6 +51,7 @@ def park(
         moments=[dict(one.state) for one in inner],
         steps=[[group.get("step") for group in one.param_groups] for one in inner],
         seed=seed,
+        rank=rank,
         begun=begun,
         weight_version=weight_version,
         num_accumulated=num_accumulated,

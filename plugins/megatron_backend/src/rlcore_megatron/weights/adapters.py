@@ -40,7 +40,7 @@ class Adapters(nn.Module):
 
     def __init__(self, spec: LoraSpec, group: Any, *, sequence_parallel: bool) -> None:
         super().__init__()
-        self.spec, self.on = spec, True
+        self.spec, self.rank, self.on = spec, spec.rank, True
         self.dropout: Dropout | None = None
         self._group, self._sequence_parallel = group, sequence_parallel
         self.rows: dict[str, slice] = {}
@@ -67,13 +67,20 @@ class Adapters(nn.Module):
             b = b[self.rows[weight]]
         return a, b
 
+    @property
+    def scale(self) -> float:
+        """Return the factor of the adapters' product: alpha / rank. Rows of A and columns of B behind the rank are zero."""
+        return self.spec.alpha / self.rank
+
     def merged(self, weight: str, share: Tensor) -> Tensor:
-        """This rank's share [..., in] of a weight with its adapter's product added; as it is where it has none."""
+        """This rank's share [..., in] of a weight with its adapter's product added; as it is where it has none. B alone comes
+        with a factor, so that the scale of `context.lora` is right at a smaller rank too."""
         factors = self.factors(weight)
         if factors is None:
-            return share
+            is_scaled = weight.endswith(LORA_B) and self.rank != self.spec.rank
+            return share * (self.spec.rank / self.rank) if is_scaled else share
         a, b = (factor.detach() for factor in factors)
-        return merged(share.reshape(-1, share.shape[-1]), a, b, self.spec.scale).view(share.shape)
+        return merged(share.reshape(-1, share.shape[-1]), a, b, self.scale).view(share.shape)
 
     def forward_hook(self, source: Source, size: int, layer: Any, inputs: tuple[Tensor, ...], output: Any) -> Any:
         """The layer's output [T, 1, O] or [T, O] with the adapters' added, and its bias."""
@@ -85,7 +92,7 @@ class Adapters(nn.Module):
             states = F.rms_norm(states, states.shape[-1:], layer.layer_norm_weight + centre, layer.eps)
         by_inputs = source.tensors[0].tp_dim == 1
         added = self._by_inputs(source, states) if by_inputs else self._by_outputs(source, size, states)
-        return result + self.spec.scale * added, bias
+        return result + self.scale * added, bias
 
     def _by_inputs(self, source: Source, states: Tensor) -> Tensor:
         factors = self.factors(source.tensors[0].name)
@@ -243,14 +250,29 @@ def as_begun(models: Sequence[Any], begun: Mapping[str, Tensor] | None) -> Itera
         yield
 
 
-def initialise(models: Sequence[Any], hf: Any, context: TrainerContext, seed: int) -> dict[str, Tensor] | None:
-    """Give the adapters of model chunks their first values anew, and return them as `attach` does."""
+def initialise(
+    models: Sequence[Any], hf: Any, context: TrainerContext, seed: int, rank: int | None
+) -> dict[str, Tensor] | None:
+    """Give the adapters of model chunks their first values anew, at a rank, and return them as `attach` does."""
     assert context.lora is not None
     layers = adapted_layers(architecture_of(hf), dims_of(hf), context.lora)
-    values = initial_adapters(layers, context.lora, context.model.path, seed)
+    values = initial_adapters(layers, context.lora, context.model.path, seed, rank)
+    set_rank(models, rank)
     for model_chunk in unwrapped(models):
         _fill(model_chunk, values)
     return None if context.lora.init_from is None else values
+
+
+def rank_of(models: Sequence[Any]) -> int | None:
+    """Return the rank of the adapters in use; None where model chunks have none."""
+    return next((chunk.adapters.rank for chunk in unwrapped(models) if hasattr(chunk, "adapters")), None)
+
+
+def set_rank(models: Sequence[Any], rank: int | None) -> None:
+    """Note the rank of the adapters in use; None is that of their spec."""
+    for model_chunk in unwrapped(models):
+        if hasattr(model_chunk, "adapters"):
+            model_chunk.adapters.rank = rank or model_chunk.adapters.spec.rank
 
 
 def _fill(model_chunk: Any, values: Mapping[str, Tensor]) -> None:

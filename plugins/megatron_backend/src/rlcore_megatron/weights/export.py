@@ -43,7 +43,7 @@ class Exporter:
         self, model_chunks: Sequence[Any], names: Names, layout: ParallelLayout, groups: Groups, *, merges: bool = True
     ) -> None:
         """`model_chunks` as `model.build` makes them, wrapped afterwards or not. Weights are exported with their adapters
-        merged in, unless `merges` is False; where `names` are those of adapters, these alone."""
+        merged in, unless `merges` is False; where `names` are those of adapters, these alone, and scaled for a generator."""
         self._merges = merges
         self._model_chunks, self._layout, self._groups = model_chunks, layout, groups
         self._sources = [names.of_model_chunk(chunk, layout.expert_rank, layout.expert) for chunk in model_chunks]

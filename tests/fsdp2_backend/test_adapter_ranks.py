@@ -1,0 +1,48 @@
+"""Adapters of a smaller rank than the recipe's, against a recipe of that rank and PEFT's own model."""
+
+from pathlib import Path
+
+import pytest
+import rank_cases
+import rank_launch
+from fsdp2_support import make_config
+
+from rlcore.spi import TrainerContext
+from rlcore_fsdp2.backend import Fsdp2Backend
+
+LAYOUTS: dict[str, dict[str, int]] = {
+    "dp2": {},
+    "tp2": {"tensor_parallel": 2},
+}
+
+
+def make(context: TrainerContext) -> Fsdp2Backend:
+    return Fsdp2Backend(context, make_config())
+
+
+def make_layout(context: TrainerContext, layout: str) -> Fsdp2Backend:
+    return Fsdp2Backend(context, make_config(**LAYOUTS[layout]))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return rank_cases.make_rank_model(tmp_path_factory.mktemp("ranks") / "model")
+
+
+@pytest.mark.parametrize("optimizer", rank_cases.CASES)
+def test_smaller_rank_equals_a_recipe_of_that_rank(optimizer: str, model: Path, tmp_path: Path) -> None:
+    rank_cases.check_equals_a_recipe_of_that_rank(make, model, rank_cases.CASES[optimizer], tmp_path)
+
+
+def test_exports_agree_with_peft(model: Path, tmp_path: Path) -> None:
+    rank_cases.check_exports_agree(make, model, tmp_path)
+
+
+def test_rank_is_remembered(model: Path, tmp_path: Path) -> None:
+    rank_cases.check_rank_is_remembered(make, model, tmp_path)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_equal_one_process(layout: str, model: Path, tmp_path: Path) -> None:
+    rank_launch.launch(rank_cases.run_layout, (2, model.parent, make_layout, layout), 2)
+    rank_cases.check_layout(model.parent, layout, rank_cases.trained_adapter(make, model, tmp_path / "one"))
