@@ -186,6 +186,12 @@ def _read(folder: Path) -> Checkpoint | None:
     return checkpoint
 
 
+def holds(files: Path, weights: str) -> bool:
+    """Return whether a folder of files has the weights of this name, which another checkpoint of its name may have replaced."""
+    described = _read(files.parent)
+    return files.is_dir() and (described is None or described.weights == weights)
+
+
 def files_of(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield the path of each file of a checkpoint, relative to its folder of files."""
     for file in sorted(checkpoint.files.rglob("*")):
