@@ -24,6 +24,8 @@ FILES = "files"
 """The folder of a checkpoint that holds what the trainer wrote."""
 SCHEME = "tinker://"
 LEAST_TTL_S, MOST_TTL_S = 3600, 10 * 366 * 86400
+MAX_MODELS = 10**9
+"""The numbers of a client's models are below it: a checkpoint's path has nine digits for them."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,120}")
 _MODEL = re.compile(r"[A-Za-z0-9_-]{1,80}:train:[0-9]{1,9}")
 

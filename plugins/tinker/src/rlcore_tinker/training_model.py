@@ -61,6 +61,20 @@ class SaveRequest:
     user_metadata: dict[str, str] | None = None
 
 
+@frozen(kw_only=True)
+class LoadRequest:
+    """The request for the state of a checkpoint, in a model under training or in a new one."""
+
+    path: str
+    optimizer: bool
+    """True for the optimizer's moments too."""
+    session_id: str
+    """The session of a new model; "" for a model under training."""
+    model_seq_id: int
+    """The number of a new model in its session."""
+    user_metadata: dict[str, Any]
+
+
 @define(kw_only=True, eq=False)
 class TrainingModel:
     """A model under training. Its methods run one after another, in the order of the client's requests."""
