@@ -29,6 +29,8 @@ class Address:
     url: str
     model: str
     session: Any
+    directory: Path
+    """The folder of the server's files."""
 
     def post(self, name: str, body: Any, headers: Mapping[str, str] = {}) -> tuple[int, Any]:
         """Return status and JSON, or bytes, of a request."""
@@ -84,7 +86,7 @@ def serving(
         )
         thread, url = start(served, "127.0.0.1", 0)
         try:
-            yield Address(url=url, model=served.model.name, session=session)
+            yield Address(url=url, model=served.model.name, session=session, directory=directory)
         finally:
             thread.close()
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from tinker_server import KEY, RANK, Address
 
+from rlcore_session import CallError
 from rlcore_tinker.checkpoints import Checkpoint, Checkpoints, now
 from rlcore_tinker.errors import RequestError
 
@@ -99,6 +100,57 @@ def test_samplers_may_be_of_saved_states_too(trained: Any, service: Any) -> None
     newest = trained.save_weights_and_get_sampling_client().result()
     prompt = tinker.ModelInput.from_ints(TOKENS)
     assert client.compute_logprobs(prompt).result() == newest.compute_logprobs(prompt).result()
+
+
+def test_a_sampler_of_an_overwritten_checkpoint_is_refused(trained: Any, service: Any, datum: Make) -> None:
+    """It would answer with the newer weights."""
+    path = trained.save_state("replaced").result().path
+    older = service.create_sampling_client(model_path=path).result()
+    prompt = tinker.ModelInput.from_ints(TOKENS)
+    before = older.compute_logprobs(prompt).result()
+    trained.forward_backward([datum(TOKENS)], "cross_entropy")
+    trained.optim_step(tinker.AdamParams(learning_rate=1e-2)).result()
+    trained.save_state("replaced", overwrite=True).result()
+    trained.save_weights_and_get_sampling_client().result()
+    with pytest.raises(tinker.RequestFailedError, match="weights are gone"):
+        older.compute_logprobs(prompt).result()
+    newer = service.create_sampling_client(model_path=path).result()
+    assert newer.compute_logprobs(prompt).result() != before
+
+
+def _damage(directory: Path, path: str) -> None:
+    """Cut off the last bytes of a checkpoint's weights."""
+    model_id, kind, name = path.removeprefix("tinker://").split("/")
+    folder = directory / model_id.replace(":", "_") / kind / name
+    (weights,) = folder.rglob("trainer-00000.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-4])
+
+
+@pytest.mark.parametrize("kind", ["server", "whole_server"])
+def test_a_damaged_checkpoint_is_refused_and_the_weights_stay(request: Any, datum: Make, kind: str) -> None:
+    server = request.getfixturevalue(kind)
+    service = tinker.ServiceClient(base_url=server.url, api_key=KEY)
+    training = service.create_lora_training_client(base_model=server.model, rank=RANK).result()
+    path = training.save_state("damaged").result().path
+    _damage(server.directory / "checkpoints", path)
+    training.forward_backward([datum(TOKENS)], "cross_entropy")
+    training.optim_step(tinker.AdamParams(learning_rate=1e-2)).result()
+    before = training.forward([datum(TOKENS)], "cross_entropy").result().metrics
+    with pytest.raises(tinker.RequestFailedError, match="no intact checkpoint"):
+        training.load_state(path).result()
+    assert training.forward([datum(TOKENS)], "cross_entropy").result().metrics == before
+    service.close("success").result()
+
+
+def test_models_of_a_damaged_checkpoint_leave_no_adapter(trained: Any, service: Any, server: Address) -> None:
+    path = trained.save_state("damaged").result().path
+    _damage(server.directory / "checkpoints", path)
+    for _ in range(2):
+        with pytest.raises(tinker.RequestFailedError, match="no intact checkpoint"):
+            service.create_training_client_from_state(path).result()
+    for number in (1, 2):
+        with pytest.raises(CallError, match="never begun"):
+            server.session.use_adapter(trained.model_id.rpartition(":")[0] + f":{number}")
 
 
 def _described(**fields: Any) -> Checkpoint:

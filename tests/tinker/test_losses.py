@@ -97,6 +97,32 @@ def test_tokens_outside_of_the_loss_have_no_gradient_however_far_off() -> None:
         assert not gradient[~mask].any()
 
 
+FAR = (-1000.0, -90.0, 90.0, 1000.0)
+"""Log-probabilities of the sampler whose ratio to the model's is 0 or infinite in float32."""
+
+
+@pytest.mark.parametrize("far", FAR)
+@pytest.mark.parametrize("name", FORMULAS)
+def test_terms_that_the_formula_bounds_stay_finite_however_far_the_ratio(name: str, far: float) -> None:
+    """A clip bounds ratios above 1 of positive advantages. Tokens without advantage, or of weight 0, have no term."""
+    p, columns, mask = _case(5)
+    columns[GENERATION_LOGPROBS][:] = far
+    columns[ADVANTAGES] = np.abs(columns[ADVANTAGES])
+    first, second = np.flatnonzero(mask)[:2]
+    columns[ADVANTAGES][first], columns[TOKEN_WEIGHTS][second] = 0.0, 0.0
+    if name == "importance_sampling" and far < 0:  # whose formula has no bound
+        columns[ADVANTAGES][:] = 0.0
+    loss, gradient, _ = _computed(name, p, columns, mask)
+    exact = _exact(columns)
+    with np.errstate(over="ignore", invalid="ignore"):
+        terms, derivatives = (exact[TOKEN_WEIGHTS] * found for found in FORMULAS[name](p.astype(np.float64), exact))
+    has_term = mask & (columns[TOKEN_WEIGHTS] != 0)
+    if name not in ("cross_entropy", "dro"):  # a penalty needs no advantage
+        has_term &= columns[ADVANTAGES] != 0
+    np.testing.assert_allclose(loss, np.where(has_term, terms, 0.0).sum(), rtol=2e-5, atol=1e-5)
+    np.testing.assert_allclose(gradient, np.where(has_term, derivatives, 0.0), rtol=2e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", FORMULAS)
 def test_losses_of_parts_add_up(name: str) -> None:
     """A sum is divided by nothing, so it depends on no microbatch."""

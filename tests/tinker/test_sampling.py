@@ -44,6 +44,12 @@ def test_samples_and_their_log_probabilities_are_the_models(service: Any, server
     np.testing.assert_allclose(reply.prompt_logprobs[1:], [own[i][token] for i, token in enumerate(PROMPT[1:])], atol=2e-5)
 
 
+def test_a_prompt_of_one_token_has_no_log_probability(service: Any, server: Address, training: Any) -> None:
+    base = service.create_sampling_client(base_model=server.model).result()
+    for client in (base, training.save_weights_and_get_sampling_client().result()):
+        assert client.compute_logprobs(_prompt([3])).result() == [None]
+
+
 def test_a_seed_repeats_samples_and_none_draws_anew(service: Any, server: Address) -> None:
     client = service.create_sampling_client(base_model=server.model).result()
 

@@ -104,6 +104,11 @@ WRONG_STEPS: dict[str, tuple[Attempt, str]] = {
     ),
     "a rate below 0": (lambda t, d: t.optim_step(tinker.AdamParams(learning_rate=-1.0)).result(), "learning_rate: found -1.0"),
     "a beta of 1": (lambda t, d: t.optim_step(tinker.AdamParams(beta1=1.0)).result(), "beta1: found 1.0"),
+    "an eps of 0": (lambda t, d: t.optim_step(tinker.AdamParams(eps=0.0)).result(), "eps: found 0.0"),
+    "a rate beyond float32": (
+        lambda t, d: t.optim_step(tinker.AdamParams(learning_rate=1e39)).result(),
+        r"learning_rate: found 1e\+39; expected a number of float32",
+    ),
     "another optimizer": (
         lambda t, d: t.optim_step(tinker.types.DimuonParams(learning_rate=0.1)).result(),
         "trains with AdamW",
@@ -136,6 +141,9 @@ WRONG_SAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a prompt without room": ({"max_tokens": 4}, {"prompt": [1] * MAX_LENGTH}, "prompt: found"),
     "a prompt of no such token": ({"max_tokens": 4}, {"prompt": [9999]}, "the token 9999"),
     "a temperature below 0": ({"temperature": -1.0}, {}, "temperature: found -1.0"),
+    "a temperature of almost 0": ({"temperature": 1e-300}, {}, "temperature: found 1e-300"),
+    "a stop token beyond int32": ({"stop": [2**31]}, {}, r"stop: found \[2147483648\]"),
+    "a top_p of 0": ({"top_p": 0.0}, {}, "top_p: found 0.0"),
     "a top_p above 1": ({"top_p": 1.5}, {}, "top_p: found 1.5"),
     "the most probable tokens": ({}, {"topk_sample_logprobs": 3}, "topk_sample_logprobs: found 3"),
     "those of the prompt": ({}, {"include_prompt_logprobs": True, "topk_prompt_logprobs": 3}, "topk_prompt_logprobs: found 3"),
@@ -228,11 +236,12 @@ def test_an_expired_future_is_an_error(forgetful: Address) -> None:
         ("forward_backward", b"\xff\xff", 400, "is no ForwardBackwardRequest"),
         ("asample", {"sampling_session_id": "x", "seq_id": 0}, 404, "expected one of create_sampling_session"),
         ("retrieve_future", {"request_id": "never"}, 410, "that this server never made"),
+        ("checkpoints?limit=" + "0" * 5000, None, 400, "expected whole numbers"),
         ("optim_step", {"model_id": 3}, 400, "request.model_id: found 3; expected a text"),
     ],
 )
 def test_requests_of_no_client_are_answered_too(server: Address, name: str, body: Any, status: int, words: str) -> None:
-    found, answered = server.post(name, body)
+    found, answered = server.get(name) if body is None else server.post(name, body)
     assert (found, words in answered["error"]) == (status, True)
     assert answered["category"] == "user"
 

@@ -14,6 +14,8 @@ from rlcore_session.batches import Limits, token_array
 from rlcore_session.errors import require_none
 
 NUM_SEEDS = 2**62
+LEAST_TEMPERATURE = 1e-5
+"""The least temperature besides 0: logits that are divided by less are infinite."""
 
 
 @frozen(kw_only=True)
@@ -110,14 +112,16 @@ class Requests:
                     f"{'an integer' if kind is Integral else 'a number'} from {low}{f' to {high}' if high < np.inf else ' on'}"
                 )
                 yield Problem(path=name, found=repr(value), expected=expected)
+            elif name == "temperature" and 0 < value < LEAST_TEMPERATURE:
+                yield Problem(path=name, found=repr(value), expected=f"0, or at least {LEAST_TEMPERATURE:g}")
             elif name == "top_p" and value == 0:
                 yield Problem(path=name, found="0", expected="above 0; 1.0 samples from all tokens")
         stops = [options.stop] if isinstance(options.stop, str) else options.stop
         if not isinstance(stops, Sequence) or not all(isinstance(text, str) and text for text in stops):
             yield Problem(path="stop", found=repr(options.stop), expected="a text, or a list of texts that are not empty")
         ids = options.stop_token_ids or ()
-        if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
-            yield Problem(path="stop_token_ids", found=repr(ids), expected="a list of token ids")
+        if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**31 for token in ids):
+            yield Problem(path="stop_token_ids", found=repr(ids), expected="a list of token ids of int32")
         needs = {
             "seed": (options.seed is not None, capabilities.PER_SAMPLE_SEEDS),
             "top_k": (bool(options.top_k), capabilities.TOP_K),

@@ -18,7 +18,10 @@ from rlcore_session.batches import split
 from rlcore_session.errors import CallError, require_none
 from rlcore_session.loss_functions import DERIVATIVES
 from rlcore_session.losses import LINEAR, Derivatives, Losses
+from rlcore_session.prompts import LEAST_TEMPERATURE
 from rlcore_session.records import Gradients, Update
+
+FLOAT32 = np.finfo(np.float32)
 
 
 @frozen(kw_only=True)
@@ -198,8 +201,9 @@ class Training:
 
     def _trainer(self, temperature: float) -> TrainerGroup:
         """The trainer on its device, at a temperature."""
-        if not _is_number(temperature) or not 0 < temperature < np.inf:
-            raise CallError([Problem(path="temperature", found=repr(temperature), expected="a number above 0")])
+        if not _is_number(temperature) or not LEAST_TEMPERATURE <= temperature < np.inf:
+            expected = f"a number of at least {LEAST_TEMPERATURE:g}"
+            raise CallError([Problem(path="temperature", found=repr(temperature), expected=expected)])
         self.weights.to_training()
         return self.backends.trainer.at_temperature(float(temperature))
 
@@ -247,9 +251,10 @@ def _setting_problems(settings: Mapping[str, Any]) -> list[Problem]:
         values: list[Any] = (
             [value] if name != "betas" else list(value) if isinstance(value, list | tuple) and len(value) == 2 else [None]
         )
-        high = 1.0 if name == "betas" else np.inf
-        if value is not None and not all(_is_number(one) and 0 <= one < high for one in values):
-            expected = "two numbers from 0 to below 1" if name == "betas" else "a number of at least 0"
+        low = float(FLOAT32.tiny) if name == "eps" else 0  # an eps of 0 divides by the moments of a gradient that is 0
+        high = 1.0 if name == "betas" else float(FLOAT32.max)
+        if value is not None and not all(_is_number(one) and low <= one < high for one in values):
+            expected = "two numbers from 0 to below 1" if name == "betas" else f"a number of float32, at least {low:g}"
             problems.append(Problem(path=name, found=repr(value), expected=expected))
     return problems
 

@@ -42,9 +42,13 @@ class AdapterPool(SampledWeights):
             del self._models[adapter]
             shutil.rmtree(self._folder(adapter), ignore_errors=True)
             await self._use(UNTRAINED)
-            if adapter in self._begun:
-                await off_loop(self._session.use_adapter, UNTRAINED, drops=[adapter])
+
+            def drop() -> None:
+                self._session.use_adapter(UNTRAINED, drops=[adapter])
                 self._begun.remove(adapter)
+
+            if adapter in self._begun:
+                await off_loop(drop)
 
     async def _bring(self, wanted: NamedWeights) -> None:
         await self._use_weights(wanted)
@@ -95,7 +99,7 @@ class AdapterPool(SampledWeights):
         if wanted.name == BASE:
             return await self._use(UNTRAINED)
         if wanted.name != self._loaded:
-            if wanted.files is None or not wanted.files.is_dir():
+            if not wanted.are_saved:
                 raise RequestError(
                     f"found a sampler whose weights are gone: the server keeps a model's newest {NUM_KEPT} unsaved ones. "
                     "Expected a newer sampler of its model, or one of save_weights_for_sampler(name)",
@@ -109,23 +113,26 @@ class AdapterPool(SampledWeights):
     async def _begin(
         self, adapter: str, seed: int, rank: int | None, files: Path | None, name: str, *, optimizer: bool
     ) -> None:
-        await off_loop(self._session.use_adapter, adapter, seed=seed, rank=rank)
-        self._begun.add(adapter)
-        self._in_use = adapter
-        if files is not None:
-            await off_loop(self._session.load, files, optimizer=optimizer)  # which brings them to the generator, too
-            self._in_generator = name
+        # An adapter that the trainer has is not begun anew: a load that fails leaves its weights.
+        is_begun = files is not None and adapter in self._begun
+
+        def begin() -> None:
+            self._session.use_adapter(adapter, seed=None if is_begun else seed, rank=None if is_begun else rank)
+            self._begun.add(adapter)
+            self._in_use = adapter
+            if files is not None:
+                self._session.load(files, optimizer=optimizer)  # which brings them to the generator, too
+                self._in_generator = name
+
+        await off_loop(begin)
 
     async def _use(self, adapter: str) -> None:
-        if self._in_use != adapter:
-            await off_loop(self._session.use_adapter, adapter)
+        def use() -> None:
+            self._session.use_adapter(adapter)
             self._in_use = adapter
 
-    async def _sync(self, name: str) -> None:
-        """Bring the adapter in use, whose weights have this name, to the generator."""
-        if self._in_generator != name:
-            await off_loop(self._session.sync)
-            self._in_generator = name
+        if self._in_use != adapter:
+            await off_loop(use)
 
 
 class AdapterWeights:

@@ -1,6 +1,7 @@
 """Bodies of requests: read within limits, and parsed once though a client sends them twice."""
 
 import asyncio
+from contextlib import nullcontext
 from typing import Any
 
 from aiohttp import web
@@ -10,11 +11,14 @@ from rlcore_serve.sessions.errors import RequestError as JsonError
 from rlcore_serve.sessions.off_loop import off_loop
 from rlcore_tinker.errors import RequestError
 from rlcore_workers.http_connections import BODY_S
+from rlcore_workers.http_server import encoding_problem
 
 MAX_BYTES = 64 * 2**20
-"""Most bytes of a body. Clients cut the data of a forward_backward into parts of 5 MB."""
+"""Most bytes of a body."""
+LARGE_BYTES = 8 * 2**20
+"""Bytes above which a body is large. Clients cut the data of a forward_backward into parts of 5 MB."""
 MAX_LARGE = 8
-"""Most bodies that are read at once."""
+"""Most large bodies that are read at once. Smaller ones wait for nobody: an upload that stalls delays no heartbeat."""
 
 
 class Bodies:
@@ -25,7 +29,10 @@ class Bodies:
 
     async def content(self, request: web.Request) -> bytes:
         """Return a body's bytes. RequestError where it does not come whole."""
-        async with self._reading:
+        if (problem := encoding_problem(request)) is not None:
+            raise RequestError(problem, status=415)
+        is_large = request.content_length is None or request.content_length > LARGE_BYTES
+        async with self._reading if is_large and request.can_read_body else nullcontext():
             try:
                 async with asyncio.timeout(BODY_S):
                     return await request.read()

@@ -142,6 +142,6 @@ class CheckpointRoutes:
 def _page(request: web.Request) -> tuple[int, int]:
     """Offset and limit of a list. RequestError where they are no numbers of a page."""
     offset, limit = (request.query.get(name, default) for name, default in (("offset", "0"), ("limit", str(PAGE))))
-    if not (offset.isdecimal() and limit.isdecimal() and len(offset) < 10 and 1 <= int(limit[:10]) <= 10_000):
+    if not all(one.isdecimal() and len(one) < 10 for one in (offset, limit)) or not 1 <= int(limit) <= 10_000:
         raise RequestError(f"found offset {offset!r:.20} and limit {limit!r:.20}; expected whole numbers, the limit 1 to 10000")
     return int(offset), int(limit)

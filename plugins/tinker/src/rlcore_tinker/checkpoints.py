@@ -24,6 +24,8 @@ FILES = "files"
 """The folder of a checkpoint that holds what the trainer wrote."""
 SCHEME = "tinker://"
 LEAST_TTL_S, MOST_TTL_S = 3600, 10 * 366 * 86400
+MAX_MODELS = 10**9
+"""The numbers of a client's models are below it: a checkpoint's path has nine digits for them."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,120}")
 _MODEL = re.compile(r"[A-Za-z0-9_-]{1,80}:train:[0-9]{1,9}")
 
@@ -186,6 +188,12 @@ def _read(folder: Path) -> Checkpoint | None:
         shutil.rmtree(folder, ignore_errors=True)
         return None
     return checkpoint
+
+
+def holds(files: Path, weights: str) -> bool:
+    """Return whether a folder of files has the weights of this name, which another checkpoint of its name may have replaced."""
+    described = _read(files.parent)
+    return files.is_dir() and (described is None or described.weights == weights)
 
 
 def files_of(checkpoint: Checkpoint) -> Iterator[str]:

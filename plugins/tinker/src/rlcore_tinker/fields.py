@@ -4,14 +4,22 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from rlcore_tinker.errors import refuse
 
 T = TypeVar("T")
+MAX_NUMBER = float(np.finfo(np.float32).max)
+"""The largest number of float32."""
+LEAST_NUMBER = float(np.finfo(np.float32).tiny)
+"""The least number above 0 of float32 that is as exact as others."""
 _MISSING = object()
 _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "a text": lambda value: isinstance(value, str),
     "a whole number": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "a number": lambda value: isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value),
+    "a number of float32": lambda value: (
+        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
+    ),
     "true or false": lambda value: isinstance(value, bool),
     "an object": lambda value: isinstance(value, dict),
     "a list": lambda value: isinstance(value, list),
@@ -34,9 +42,12 @@ class Fields:
         return self._value(name, "a text", default)
 
     def number(self, name: str, default: Any = _MISSING, *, least: float = -math.inf, below: float = math.inf) -> Any:
-        """Return a finite number in a range."""
+        """Return a number in a range."""
         return self._bounded(
-            name, float(value) if (value := self._value(name, "a number", default)) is not None else None, least, below
+            name,
+            float(value) if (value := self._value(name, "a number of float32", default)) is not None else None,
+            least,
+            below,
         )
 
     def integer(self, name: str, default: Any = _MISSING, *, least: float = -math.inf, below: float = math.inf) -> Any:

@@ -39,17 +39,17 @@ def cross_entropy(inputs: LossInputs, config: NoConstants) -> LossOutput:  # noq
 
 def importance_sampling(inputs: LossInputs, config: NoConstants) -> LossOutput:  # noqa: ARG001
     """Sum the advantages by the importance ratio."""
-    return _summed(inputs, _ratio(inputs) * _advantages(inputs))
+    return _summed(inputs, torch.exp(_log_ratios(inputs)) * _advantages(inputs))
 
 
 def ppo(inputs: LossInputs, config: NoConstants) -> LossOutput:  # noqa: ARG001
     """Sum PPO's clipped objective."""
-    return _summed(inputs, _clipped_objective(inputs, _ratio(inputs)))
+    return _summed(inputs, _clipped_objective(inputs, _log_ratios(inputs)))
 
 
 def cispo(inputs: LossInputs, config: NoConstants) -> LossOutput:  # noqa: ARG001
     """Sum the log-probabilities by advantage and clipped ratio, which has no gradient."""
-    return _summed(inputs, _clip(inputs, _ratio(inputs)).detach() * inputs.logprobs * _advantages(inputs))
+    return _summed(inputs, _clip(inputs, torch.exp(_log_ratios(inputs).detach())) * inputs.logprobs * _advantages(inputs))
 
 
 def dro(inputs: LossInputs, config: DroConstants) -> LossOutput:
@@ -66,27 +66,36 @@ def gspo(inputs: LossInputs, config: NoConstants) -> LossOutput:  # noqa: ARG001
     lengths = inputs.offsets.diff()
     rows = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
     sums, counts = (logprobs.new_zeros(len(lengths)).index_add_(0, rows, column) for column in (log_ratios, in_ratio))
-    ratio = torch.exp((sums / counts.clamp(min=1))[rows] + inputs.logprobs - logprobs)
-    return _summed(inputs, _clipped_objective(inputs, ratio))
+    log_ratios = (sums / counts.clamp(min=1))[rows] + inputs.logprobs - logprobs
+    return _summed(inputs, _clipped_objective(inputs, torch.where(_has_term(inputs), log_ratios, 0.0)))
 
 
-def _ratio(inputs: LossInputs) -> Tensor:
-    # Tokens outside of the loss have no sampler's log-probability: their ratio would be infinite, and its gradient NaN.
+def _log_ratios(inputs: LossInputs) -> Tensor:
+    """p - q of each token, [T]; 0.0 where a token has no term."""
     difference = inputs.logprobs - inputs.token_columns[GENERATION_LOGPROBS]
-    return torch.exp(torch.where(inputs.loss_mask, difference, 0.0))
+    return torch.where(_has_term(inputs), difference, 0.0)
+
+
+def _has_term(inputs: LossInputs) -> Tensor:
+    """bool [T]: the tokens whose term is not 0 whatever their ratio. 0 times an infinite ratio would be NaN."""
+    return inputs.loss_mask & (_advantages(inputs) != 0) & (inputs.token_columns[TOKEN_WEIGHTS] != 0)
 
 
 def _advantages(inputs: LossInputs) -> Tensor:
     return inputs.token_columns[ADVANTAGES]
 
 
-def _clip(inputs: LossInputs, ratio: Tensor) -> Tensor:
-    return torch.clamp(ratio, *(inputs.token_columns[name] for name in CLIP_INPUTS))
+def _clip(inputs: LossInputs, ratios: Tensor) -> Tensor:
+    return torch.clamp(ratios, *(inputs.token_columns[name] for name in CLIP_INPUTS))
 
 
-def _clipped_objective(inputs: LossInputs, ratio: Tensor) -> Tensor:
-    advantages = _advantages(inputs)
-    return torch.minimum(ratio * advantages, _clip(inputs, ratio) * advantages)
+def _clipped_objective(inputs: LossInputs, log_ratios: Tensor) -> Tensor:
+    advantages, ratios = _advantages(inputs), torch.exp(log_ratios.detach())
+    clipped = _clip(inputs, ratios) * advantages
+    is_plain = ratios * advantages <= clipped
+    # A ratio that the clip replaces may be infinite: torch.minimum's gradient of it, 0 times infinity, would be NaN.
+    plain = torch.exp(torch.where(is_plain, log_ratios, 0.0)) * advantages
+    return torch.where(is_plain, plain, clipped)
 
 
 def _summed(inputs: LossInputs, objective: Tensor) -> LossOutput:

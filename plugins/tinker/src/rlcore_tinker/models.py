@@ -1,7 +1,7 @@
 """The models under training: adapters of one base model, or a single one whose weights are all trained."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlcore_tinker.adapter_pool import AdapterPool, AdapterWeights
@@ -10,6 +10,7 @@ from rlcore_tinker.clients import SILENCE_S, Clients, ClientSession
 from rlcore_tinker.errors import RequestError
 from rlcore_tinker.ordered_requests import OrderedRequests
 from rlcore_tinker.promises import Promises
+from rlcore_tinker.tasks import uninterrupted
 from rlcore_tinker.training_model import ServedModel, TrainingModel
 from rlcore_tinker.weights import BASE, Weights
 
@@ -80,7 +81,12 @@ class Models:
                 await self._wait_for_release()
                 weights, rank = self._weights, self.served.lora_rank
             files, name = (None, BASE) if start is None else (start.files, start.weights)
-            await weights.begin(files, name, optimizer=optimizer)
+            try:
+                await weights.begin(files, name, optimizer=optimizer)
+            except BaseException:
+                if isinstance(self._weights, AdapterPool):
+                    await self._weights.forget(model_id)
+                raise
             self._models[model_id] = TrainingModel(
                 model_id=model_id,
                 session_id=session.session_id,
@@ -95,13 +101,19 @@ class Models:
             return self._models[model_id]
 
     async def release(self, session_id: str, model_id: str | None = None) -> None:
-        """Release the models of a session, or one of them, and with it its gradients. Others stay."""
-        for one in [one for one in self._models.values() if one.session_id == session_id]:
-            if model_id in (None, one.model_id):
-                del self._models[one.model_id]
-                await one.requests.close("the model was released before this request")
-                if isinstance(self._weights, AdapterPool):
-                    await self._weights.forget(one.model_id)
+        """Release the models of a session, or one of them, and with it its gradients. Others stay. A client that goes away
+        meanwhile does not interrupt it."""
+        found = [one for one in self._models.values() if one.session_id == session_id and model_id in (None, one.model_id)]
+        for one in found:
+            del self._models[one.model_id]
+        await uninterrupted(self._close(found))
+
+    async def _close(self, models: Sequence[TrainingModel]) -> None:
+        """End the requests of models that nobody finds any more, and drop their adapters."""
+        for model in models:
+            await model.requests.close("the model was released before this request")
+            if isinstance(self._weights, AdapterPool):
+                await self._weights.forget(model.model_id)
 
     async def _release_gone(self) -> None:
         """Release the models of clients that are gone."""

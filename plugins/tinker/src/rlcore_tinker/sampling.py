@@ -60,13 +60,14 @@ class SampleParams:
     stop_token_ids: tuple[int, ...] | None
     """Tokens that end a sample; None for the model's own."""
     seed: int | None
-    prompt_logprobs: int
-    """The number of prompt tokens, counted from the end, of which log-probabilities are asked."""
+    prompt_logprobs: int | None
+    """The number of prompt tokens, counted from the end, of which log-probabilities are asked: 0 of a single token, the first.
+    None where the reply has none."""
 
     @property
     def only_scores(self) -> bool:
         """Return whether the client's compute_logprobs may have asked: then nobody reads the token that is sampled."""
-        return self.prompt_logprobs > 0 and self.num_samples == 1 and self.max_tokens == 1
+        return self.prompt_logprobs is not None and self.num_samples == 1 and self.max_tokens == 1
 
 
 def read_sample_request(body: Any, limits: Limits) -> SampleParams:
@@ -96,7 +97,9 @@ def read_sample_request(body: Any, limits: Limits) -> SampleParams:
     asked = params.integer("max_tokens", None, least=1)
     stop, stop_ids = _stops(params)
     temperature = params.number("temperature", 1.0, least=0, below=1000)
-    top_k, top_p = params.integer("top_k", -1, least=-1), params.number("top_p", 1.0, least=0, below=1.0 + 1e-9)
+    top_k, top_p = params.integer("top_k", -1, least=-1, below=2**31), params.number("top_p", 1.0)
+    if not 0 < top_p <= 1:
+        params.problem("top_p", top_p, "a number above 0 and at most 1")
     seed = params.integer("seed", None, least=0, below=2**63)
     if top_k == 0:
         params.problem("top_k", 0, "-1 for all tokens, or a number of tokens")
@@ -108,11 +111,11 @@ def read_sample_request(body: Any, limits: Limits) -> SampleParams:
         max_tokens=max(min(asked or room, room), 1),
         temperature=temperature,
         top_k=max(top_k, 0),
-        top_p=min(top_p, 1.0),
+        top_p=top_p,
         stop=stop,
         stop_token_ids=stop_ids,
         seed=seed,
-        prompt_logprobs=(last or len(tokens) - 1) if wants_prompt else 0,
+        prompt_logprobs=(last or len(tokens) - 1) if wants_prompt else None,
     )
 
 
@@ -124,9 +127,11 @@ def _stops(params: Fields) -> tuple[tuple[str, ...], tuple[int, ...] | None]:
         return (), None
     if isinstance(stops, list) and all(isinstance(one, str) and one for one in stops) and stops:
         return tuple(stops), None
-    if isinstance(stops, list) and all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in stops):
+    if isinstance(stops, list) and all(
+        isinstance(one, int) and not isinstance(one, bool) and 0 <= one < 2**31 for one in stops
+    ):
         return (), tuple(stops)
-    params.problem("stop", stop, "a text, a list of texts, or a list of token ids")
+    params.problem("stop", stop, "a text, a list of texts, or a list of token ids (int32)")
     return (), None
 
 
@@ -184,7 +189,7 @@ class Samplers:
     async def _sampled(self, sampler: SamplingSession, params: SampleParams) -> Result:
         prompt, wanted = list(params.prompt), sampler.weights
         logprobs: Float32Array | None = None
-        if params.prompt_logprobs:
+        if params.prompt_logprobs is not None:
             if wanted is None:
                 raise RequestError(
                     "prompt_logprobs: found a request to an inflight sampler; expected one to a snapshot, whose weights stay"
@@ -230,7 +235,7 @@ def _response(samples: list[SampledCompletion], params: SampleParams, logprobs: 
             tokens=sample.tokens.astype(np.int32).tobytes(),
             logprobs=sample.logprobs.astype(np.float32).tobytes(),
         )
-    if logprobs is not None:
+    if logprobs is not None and params.prompt_logprobs is not None:
         shown = logprobs.astype(np.float32)
         shown[: max(len(shown) - params.prompt_logprobs, 1)] = np.nan
         message.prompt_logprobs = shown.tobytes()

@@ -6,6 +6,7 @@ next token of the input. One that takes no part may be any, and its log-probabil
 """
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -209,7 +210,8 @@ def _array(path: str, tensor: Any, problems: list[str]) -> AnyArray | None:
         problems.append(f"{path}: found {what}; expected a dense one of float32 or int64, [N]")
         return None
     shape = tuple(tensor.shape)
-    if len(tensor.dense) % dtype.itemsize or (shape and int(np.prod(shape)) * dtype.itemsize != len(tensor.dense)):
+    is_whole = len(tensor.dense) % dtype.itemsize == 0 and min(shape, default=0) >= 0
+    if not is_whole or (shape and prod(shape) * dtype.itemsize != len(tensor.dense)):
         problems.append(f"{path}: found {len(tensor.dense)} bytes of {dtype} for shape {list(shape)}; expected as many as that")
         return None
     array: AnyArray = np.frombuffer(tensor.dense, dtype)

@@ -10,6 +10,7 @@ from rlcore import spi
 from rlcore.spi.arrays import Float32Array
 from rlcore_serve.sessions.off_loop import off_loop
 from rlcore_tinker.adapter_pool import AdapterWeights
+from rlcore_tinker.backend import StepUpdate
 from rlcore_tinker.checkpoints import Checkpoint, Checkpoints, Kind, expiry, now
 from rlcore_tinker.errors import RequestError, as_request_error
 from rlcore_tinker.loss_table import LOSS_SUM
@@ -71,6 +72,20 @@ class SaveRequest:
     user_metadata: dict[str, str] | None = None
 
 
+@frozen(kw_only=True)
+class LoadRequest:
+    """The request for the state of a checkpoint, in a model under training or in a new one."""
+
+    path: str
+    optimizer: bool
+    """True for the optimizer's moments too."""
+    session_id: str
+    """The session of a new model; "" for a model under training."""
+    model_seq_id: int
+    """The number of a new model in its session."""
+    user_metadata: dict[str, Any]
+
+
 @define(kw_only=True, eq=False)
 class TrainingModel:
     """A model under training. Its methods run one after another, in the order of the client's requests."""
@@ -120,15 +135,19 @@ class TrainingModel:
             raise RequestError("optim_step: found no gradients; expected a forward_backward since the last optim_step")
         async with self.weights.training() as session:
             self.weights.has_gradients(found=False)
-            update = await off_loop(
-                session.optim_step,
-                learning_rate=params.learning_rate,
-                betas=params.betas,
-                eps=params.eps,
-                weight_decay=params.weight_decay,
-                max_grad_norm=params.max_grad_norm,
-            )
-            self._changed()
+
+            def step() -> StepUpdate:
+                update = session.optim_step(
+                    learning_rate=params.learning_rate,
+                    betas=params.betas,
+                    eps=params.eps,
+                    weight_decay=params.weight_decay,
+                    max_grad_norm=params.max_grad_norm,
+                )
+                self._changed()
+                return update
+
+            update = await off_loop(step)
         return Result.json(
             {"metrics": {"grad_norm": update.grad_norm, "learning_rate": update.learning_rate, **update.metrics}}
         )

@@ -8,17 +8,17 @@ from aiohttp import web
 from attrs import frozen
 
 from rlcore_tinker.bodies import Bodies
-from rlcore_tinker.checkpoints import Checkpoint, Checkpoints, Kind
+from rlcore_tinker.checkpoints import MAX_MODELS, Checkpoint, Checkpoints, Kind
 from rlcore_tinker.clients import Clients
 from rlcore_tinker.errors import RequestError, as_request_error
-from rlcore_tinker.fields import Fields
+from rlcore_tinker.fields import LEAST_NUMBER, Fields
 from rlcore_tinker.models import Models
 from rlcore_tinker.ordered_requests import Work
 from rlcore_tinker.promises import POLL_S, Promise, Promises, Result
 from rlcore_tinker.sampling import Samplers, SamplingSession, new_sampler_id
 from rlcore_tinker.tasks import Tasks
 from rlcore_tinker.training_data import RawPiece
-from rlcore_tinker.training_model import AdamParams, SaveRequest, TrainingModel
+from rlcore_tinker.training_model import AdamParams, LoadRequest, SaveRequest, TrainingModel
 from rlcore_tinker.weights import NamedWeights
 
 
@@ -56,7 +56,7 @@ class TrainingRoutes:
     async def _create_model(self, request: web.Request) -> web.Response:
         fields = Fields(await self.bodies.json(request), "create_model")
         session = self.clients.find(fields.text("session_id"))
-        number, base = fields.integer("model_seq_id", least=0), fields.text("base_model")
+        number, base = fields.integer("model_seq_id", least=0, below=MAX_MODELS), fields.text("base_model")
         metadata, lora = fields.mapping("user_metadata", {}), fields.mapping("lora_config", None)
         _check_optimizer(fields, "optimizer_config")
         self._check_base(fields, base)
@@ -80,7 +80,7 @@ class TrainingRoutes:
         trains all weights, whatever the rank."""
         fields, served = Fields(lora or {"rank": 1}, "lora_config"), self.models.served
         rank = fields.integer("rank", least=1)
-        seed: int | None = fields.integer("seed", None, least=0)
+        seed: int | None = fields.integer("seed", None, least=0, below=2**63)
         fields.flag("train_unembed", True)  # no adapter of [lora] is on it, whatever is asked for
         for name in ("train_mlp", "train_attn"):
             if not fields.flag(name, True):
@@ -182,30 +182,42 @@ class TrainingRoutes:
 
     async def _load_weights(self, request: web.Request) -> web.Response:
         body = await self.bodies.json(request)
+        if not isinstance(body, dict) or body.get("session_id") is None:
+
+            async def load(model: TrainingModel) -> Result:
+                wanted = self._load_request(body)
+                await model.load(self._training_checkpoint(wanted.path), optimizer=wanted.optimizer)
+                return Result.json({"type": "load_weights", "path": wanted.path, "model_id": model.model_id})
+
+            return self._ordered(*self._place(body), load)
+        wanted = self._load_request(body)
+        session, number = self.clients.find(wanted.session_id), wanted.model_seq_id
+        model_id = f"{session.session_id}:train:{number}"
+
+        async def create() -> Result:
+            start = self._training_checkpoint(wanted.path)
+            await self.models.create(session, number, wanted.user_metadata, start, optimizer=wanted.optimizer)
+            return Result.json({"type": "load_weights", "path": wanted.path, "model_id": model_id})
+
+        return _promised(self._begin(f"{model_id}:0", create), model_id)
+
+    def _load_request(self, body: Any) -> LoadRequest:
+        """Read a request for a checkpoint in a model, new or not. RequestError with all problems."""
         fields = Fields(body, "load_weights")
-        path, optimizer = fields.text("path"), fields.flag("optimizer")
-        fields.ignored("weights_access_token", "user_metadata", "seq_id", "model_id")
-        session_id, number = fields.text("session_id", None), fields.integer("model_seq_id", None, least=0)
+        fields.ignored("weights_access_token", "seq_id", "model_id")
+        session_id = fields.text("session_id", "")
+        request = LoadRequest(
+            path=fields.text("path"),
+            optimizer=fields.flag("optimizer"),
+            session_id=session_id,
+            model_seq_id=fields.integer("model_seq_id", *([] if session_id else [0]), least=0, below=MAX_MODELS),
+            user_metadata=fields.mapping("user_metadata", {}),
+        )
         if (base := fields.text("base_model", None)) is not None:
             self._check_base(fields, base)
         _check_optimizer(fields, "optimizer_config")
         fields.done()
-        if session_id is None:
-
-            async def load(model: TrainingModel) -> Result:
-                await model.load(self._training_checkpoint(path), optimizer=optimizer)
-                return Result.json({"type": "load_weights", "path": path, "model_id": model.model_id})
-
-            return self._ordered(*self._place(body), load)
-        session = self.clients.find(session_id)
-        model_id = f"{session_id}:train:{number}"
-
-        async def create() -> Result:
-            start = self._training_checkpoint(path)
-            await self.models.create(session, number, dict(body.get("user_metadata") or {}), start, optimizer=optimizer)
-            return Result.json({"type": "load_weights", "path": path, "model_id": model_id})
-
-        return _promised(self._begin(f"{model_id}:0", create), model_id)
+        return request
 
     def _training_checkpoint(self, path: str) -> Checkpoint:
         found = self.checkpoints.find(path)
@@ -299,7 +311,7 @@ def _adam(body: Any) -> AdamParams:
     adam = AdamParams(
         learning_rate=params.number("learning_rate", 1e-4, least=0),
         betas=(betas[0], betas[1]),
-        eps=params.number("eps", 1e-12, least=0),
+        eps=params.number("eps", 1e-12, least=LEAST_NUMBER),  # 0 divides by the moments of a gradient that is 0
         weight_decay=params.number("weight_decay", 0.0, least=0),
         max_grad_norm=params.number("grad_clip_norm", 0.0, least=0),
     )

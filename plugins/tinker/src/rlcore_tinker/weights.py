@@ -3,6 +3,9 @@
 A name stands for weights that differ from those of every other name: BASE is the recipe's model. Trainer and generator hold
 one set of weights each. Where log-probabilities or samples are asked of others, the trainer saves the training state to a
 scratch folder and loads the others. Before it trains on, it loads the training state again.
+
+A request can be cancelled at each `await`, while its call of the session runs to the end in its thread. So the thread itself
+notes what the call has changed.
 """
 
 import asyncio
@@ -18,6 +21,7 @@ from attrs import frozen
 from rlcore.spi.arrays import Float32Array
 from rlcore_serve.sessions.off_loop import off_loop
 from rlcore_tinker.backend import TrainingSession
+from rlcore_tinker.checkpoints import holds
 from rlcore_tinker.errors import RequestError
 
 BASE = f"base-{uuid.uuid4().hex}"
@@ -31,6 +35,11 @@ class NamedWeights:
     name: str
     files: Path | None = None
     """The trainer's state that holds them; None where none was saved."""
+
+    @property
+    def are_saved(self) -> bool:
+        """Return whether the files still hold these weights: a checkpoint may have been deleted or overwritten since."""
+        return self.files is not None and holds(self.files, self.name)
 
 
 class SharedLock:
@@ -88,6 +97,16 @@ class SampledWeights(ABC):
         """Return whether the generator holds these weights."""
         return wanted.name == self._in_generator
 
+    async def _sync(self, name: str) -> None:
+        """Bring the trainer's weights, which have this name, to the generator. Both locks are held."""
+
+        def sync() -> None:
+            self._session.sync()
+            self._in_generator = name
+
+        if self._in_generator != name:
+            await off_loop(sync)
+
     @abstractmethod
     async def _bring(self, wanted: NamedWeights) -> None:
         """Bring weights to the generator. RequestError where they are gone. Both locks are held."""
@@ -101,6 +120,7 @@ class Weights(SampledWeights):
         super().__init__(session)
         self._beginning, self._aside = scratch / "beginning", scratch / "training"
         self._has_reference = has_reference
+        self._has_beginning = False
         self._in_trainer = self._training = BASE
         self._has_gradients = False
 
@@ -134,8 +154,10 @@ class Weights(SampledWeights):
         dropped, and without `optimizer` the optimizer's moments too."""
         async with self._generator.alone(), self._trainer:
             await self._save_beginning()
-            await self._load(self._beginning, BASE, optimizer=True)
-            if files is not None:
+            # The recipe's state is not loaded before files: a load of these that fails leaves the weights.
+            if files is None:
+                await self._load(self._beginning, BASE, optimizer=True)
+            else:
                 await self._load(files, name, optimizer=optimizer)
             self.has_changed(name)
 
@@ -143,17 +165,13 @@ class Weights(SampledWeights):
         """Bring the training state to the generator, and return its weights, which last until it gets others."""
         async with self._generator.alone(), self._trainer:
             await self._fetch_back()
-            if self._in_generator != self._training:
-                await off_loop(self._session.sync)
-                self._in_generator = self._in_trainer
+            await self._sync(self._training)
             return NamedWeights(name=self._training)
 
     async def _bring(self, wanted: NamedWeights) -> None:
         if wanted.name != self._in_generator:
             await self._to_trainer(wanted)
-        if wanted.name != self._in_generator:
-            await off_loop(self._session.sync)
-            self._in_generator = wanted.name
+        await self._sync(wanted.name)
 
     async def logprobs(self, wanted: NamedWeights, sequences: Sequence[Sequence[int]]) -> Sequence[Float32Array]:
         """Return the log-probabilities of the sequences' tokens by these weights. RequestError where they are gone."""
@@ -168,14 +186,23 @@ class Weights(SampledWeights):
 
     async def _save_beginning(self) -> None:
         """Save the recipe's own state, before anything changes it."""
-        if not self._beginning.is_dir():
-            await off_loop(self._session.save, self._beginning)
+
+        def save() -> None:
+            self._session.save(self._beginning)
+            self._has_beginning = True
+
+        if not self._has_beginning:
+            await off_loop(save)
 
     async def _load(self, files: Path, name: str, *, optimizer: bool) -> None:
         """Load a state, which also brings it to the generator. Both locks are held."""
-        await off_loop(self._session.load, files, optimizer=optimizer)
-        self._in_trainer = self._in_generator = name
-        self._has_gradients = False
+
+        def load() -> None:
+            self._session.load(files, optimizer=optimizer)
+            self._in_trainer = self._in_generator = name
+            self._has_gradients = False
+
+        await off_loop(load)
 
     async def _fetch_back(self) -> None:
         """Bring the training state back to the trainer. Both locks are held."""
@@ -192,7 +219,7 @@ class Weights(SampledWeights):
     async def _set_aside_for(self, wanted: NamedWeights) -> None:
         """Save the training state, and load other weights. Both locks are held."""
         files = self._beginning if wanted.name == BASE else wanted.files
-        if files is None or not files.is_dir():
+        if files is None or not (wanted.name == BASE or wanted.are_saved):
             raise RequestError(
                 "found a sampler whose weights are gone: this server keeps one unsaved set, the newest. Expected the newest "
                 "sampler, or one of save_weights_for_sampler(name)",

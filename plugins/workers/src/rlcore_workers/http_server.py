@@ -19,6 +19,12 @@ BACKLOG = 1024
 """Connections that wait until the event loop takes them."""
 
 
+def encoding_problem(request: "web.Request") -> str | None:
+    """Return what is wrong with a body that is encoded, such as by gzip: servers decode none. None where it is not."""
+    found = request.headers.get("Content-Encoding", "identity")
+    return None if found == "identity" else f"Content-Encoding: found {found!r:.40}; expected a body that is not encoded"
+
+
 def listening(host: str, port: int, keys: tuple[str, str], remedy: str) -> socket.socket:
     """Return a socket that listens there, since two may be bound to one address while none listens. ConfigError where that
     cannot be; `keys` are those of host and port, and `remedy` is what to do about a port that is taken."""
@@ -95,6 +101,7 @@ class ServerThread(threading.Thread):
             access_log=None,
             shutdown_timeout=CLOSE_S,
             keepalive_timeout=IDLE_S,
+            auto_decompress=False,  # a megabyte may become a gigabyte, and the loop stands still meanwhile
             **self._options,
         )
         await runner.setup()

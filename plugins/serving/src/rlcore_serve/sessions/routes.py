@@ -11,7 +11,7 @@ from aiohttp import web
 
 from rlcore.spi import SamplingParams
 from rlcore_serve.sessions.bounds import body_too_long, max_body_bytes, read_json
-from rlcore_serve.sessions.errors import RequestError
+from rlcore_serve.sessions.errors import RequestError, bad_request
 from rlcore_serve.sessions.off_loop import off_loop
 from rlcore_serve.sessions.replies import Reply
 from rlcore_serve.sessions.requests import AnswerRequest, read_request
@@ -20,6 +20,7 @@ from rlcore_serve.sessions.response_requests import read_response_request
 from rlcore_serve.sessions.served_model import Answered, Prepared, ServedModel
 from rlcore_serve.sessions.session import Session, Sessions
 from rlcore_workers.http_connections import BODY_S
+from rlcore_workers.http_server import encoding_problem
 
 LARGE_BYTES = 2**20
 MAX_LARGE = 4
@@ -108,7 +109,9 @@ class Routes:
         self._gate.require_open()
         if size is not None and size > self._max_bytes:
             raise body_too_long(size, self._max_bytes)
-        is_large = size is None or size > LARGE_BYTES or "Content-Encoding" in request.headers
+        if (problem := encoding_problem(request)) is not None:
+            raise bad_request([problem])
+        is_large = size is None or size > LARGE_BYTES
         async with self._large if is_large else nullcontext():
             content = await self._body(request)
             async with session.order:
@@ -127,7 +130,7 @@ class Routes:
         except TimeoutError as error:
             message = f"the request's body had not come in {BODY_S:g} s; expected all of it. Send it again"
             raise RequestError(408, message) from error
-        except web.RequestPayloadError as error:  # the body is not in the encoding that Content-Encoding names
+        except web.RequestPayloadError as error:  # a body in chunks that are none
             raise RequestError(400, f"the request's body cannot be read: {error}") from error
         except web.HTTPRequestEntityTooLarge as error:  # a body without Content-Length
             raise body_too_long(None, self._max_bytes) from error
