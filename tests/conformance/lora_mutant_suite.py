@@ -5,7 +5,7 @@ import torch
 from attrs import evolve
 from safetensors.torch import load_file, save_file
 
-from rlcore.spi import hookimpl
+from rlcore.spi import GlobalCounts, NonFiniteError, UseAdapterRequest, hookimpl
 from rlcore_conformance import TrainerConformance
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.optimizer import Optimizer
@@ -16,6 +16,7 @@ BEGINNING = "test_adapters_begin_without_effect"
 PRODUCTS = "test_weights_change_by_low_rank_products"
 BY_TURNS = "test_adapters_by_turns_train_as_alone"
 SMALLER = "test_smaller_rank_is_kept"
+TOGETHER = "test_adapters_together_train_as_by_turns"
 RESUMED = "test_resumed_adapters_take_the_step_that_would_have_followed"
 
 
@@ -165,6 +166,121 @@ class ForgetsTheRank(WrongTrainer):
         result = super().load_state(request)
         self.adapters.rank = self.adapters.spec.rank
         return result
+
+
+class SharesOneAdapter(WrongTrainer):
+    """All tokens of a pass have the adapter of the first."""
+
+    check = TOGETHER
+
+    @hookimpl
+    def forward_backward_together(self, request):
+        train_together = self.adapters.train_together
+        self.adapters.train_together = lambda parts: train_together([evolve(one, weights=parts[0].weights) for one in parts])
+        try:
+            return super().forward_backward_together(request)
+        finally:
+            del self.adapters.train_together
+
+
+class SharesOneDropout(WrongTrainer):
+    """All adapters drop what one of the first's seed drops."""
+
+    check = TOGETHER
+
+    @hookimpl
+    def forward_backward_together(self, request):
+        dropout, seeds = self.adapters.dropout, []
+
+        def of_first(seed, *key):
+            seeds.append(seed)
+            return dropout(seeds[0], *key)
+
+        self.adapters.dropout = of_first
+        try:
+            return super().forward_backward_together(request)
+        finally:
+            del self.adapters.dropout
+
+
+class DividesByTheCountsOfAll(WrongTrainer):
+    """Each loss is divided by the tokens of all adapters."""
+
+    check = TOGETHER
+
+    @hookimpl
+    def forward_backward_together(self, request):
+        counts = GlobalCounts(
+            num_loss_tokens=sum(piece.counts.num_loss_tokens for piece in request.pieces.values()),
+            num_loss_sequences=sum(piece.counts.num_loss_sequences for piece in request.pieces.values()),
+        )
+        pieces = {name: evolve(piece, counts=counts) for name, piece in request.pieces.items()}
+        return super().forward_backward_together(evolve(request, pieces=pieces))
+
+
+class ComputesAtOneTemperature(WrongTrainer):
+    """The temperature of all pieces is that of the first."""
+
+    check = TOGETHER
+
+    @hookimpl
+    def forward_backward_together(self, request):
+        first = next(iter(request.pieces.values())).temperature
+        pieces = {name: evolve(piece, temperature=first) for name, piece in request.pieces.items()}
+        return super().forward_backward_together(evolve(request, pieces=pieces))
+
+
+class BeginsWithEachPiece(WrongTrainer):
+    """Gradients of earlier pieces are dropped."""
+
+    check = TOGETHER
+
+    @hookimpl
+    def forward_backward_together(self, request):
+        pieces = {name: evolve(piece, piece=0) for name, piece in request.pieces.items()}
+        return super().forward_backward_together(evolve(request, pieces=pieces))
+
+
+class StaysWithTheLast(WrongTrainer):
+    """The last adapter of the request is in use behind it."""
+
+    check = TOGETHER
+
+    @hookimpl
+    def forward_backward_together(self, request):
+        result = super().forward_backward_together(request)
+        self.use_adapter(UseAdapterRequest(name=[*request.pieces][-1]))
+        return result
+
+
+class KeepsHalfOfAFailure(WrongTrainer):
+    """Behind an error the pieces before the wrong one are added all the same."""
+
+    check = "test_failure_together_leaves_all_gradients"
+
+    @hookimpl
+    def forward_backward_together(self, request):
+        try:
+            return super().forward_backward_together(request)
+        except NonFiniteError:
+            name = next(iter(request.pieces))
+            super().forward_backward_together(evolve(request, pieces={name: request.pieces[name]}))
+            raise
+
+
+class DropsAllWithAFailure(WrongTrainer):
+    """Behind an error the gradients of earlier pieces are nothing."""
+
+    check = "test_failure_together_leaves_all_gradients"
+
+    @hookimpl
+    def forward_backward_together(self, request):
+        try:
+            return super().forward_backward_together(request)
+        except NonFiniteError:
+            for parameter in self.policy.parameters():
+                parameter.grad = None if parameter.grad is None else 0 * parameter.grad
+            raise
 
 
 def make_class(mutant):

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from rlcore.spi import NonFiniteError
 from rlcore_session import Datum
 from rlcore_session.errors import CallError
 
@@ -137,3 +138,72 @@ def test_smaller_rank_trains_and_samples_as_a_recipe_of_that_rank(opened, tmp_pa
     np.testing.assert_allclose(figures(session, "two"), expected, atol=1e-5)
     config = session.export(tmp_path / "adapter", kind="peft") / "adapter_config.json"
     assert json.loads(config.read_text())["r"] == 1
+
+
+def trained_by(session, how):
+    """Losses, log-probabilities and figures of two adapters, each of two steps of two pieces."""
+    for name, seed in SEEDS.items():
+        session.use_adapter(name, seed=seed)
+    seen = []
+    for number in (0, 1, 0, 1):
+        pieces = {name: {"data": [own[number]], "temperature": 1.25 if name == "two" else 1.0} for name, own in DATA.items()}
+        found = how(session, pieces)
+        seen += [np.append(np.concatenate(found[name].logprobs), found[name].loss) for name in SEEDS]
+        for name in SEEDS if number else ():
+            session.use_adapter(name)
+            seen.append(np.array([session.optim_step().grad_norm]))
+    return np.concatenate([*seen, *(figures(session, name) for name in SEEDS)])
+
+
+def by_turns(session, pieces):
+    found = {}
+    for name, arguments in pieces.items():
+        session.use_adapter(name)
+        found[name] = session.forward_backward(**arguments)
+    return found
+
+
+def in_one_call(session, pieces):
+    used = session.adapter
+    found = session.forward_backward_together(pieces)
+    assert session.adapter == used
+    return found
+
+
+def test_adapters_together_are_those_by_turns(opened):
+    together, alone = (trained_by(opened(**LORA), how) for how in (in_one_call, by_turns))
+    np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_failure_together_leaves_the_gradients_of_all(opened):
+    session = opened(**LORA)
+    session.use_adapter("one", seed=1)
+    piece(session, "one", 0)
+    session.use_adapter("two", seed=2)
+    assert session.computes_together
+    overflows = {"advantages": [0.0, 3e38, 3e38], "generation_logprobs": [0.0, -1.0, -1.0]}
+    wrong = {"data": [Datum([1, 2, 3], columns=overflows)], "loss": "policy_gradient"}
+    with pytest.raises(NonFiniteError):
+        session.forward_backward_together({"one": {"data": [DATA["one"][1]]}, "two": wrong})
+    with pytest.raises(CallError, match="no gradients"):
+        session.optim_step()
+    session.use_adapter("one")
+    session.optim_step()
+
+
+@pytest.mark.parametrize(
+    ("sections", "pieces", "text"),
+    [
+        ({}, {"": {"data": [Datum([1, 2])]}}, "lora"),
+        (LORA, {}, "no adapter"),
+        (LORA, {"one": {"data": [Datum([1, 2])]}}, "found 'one'"),
+        (LORA, {"": {"data": []}}, "data"),
+        (LORA, {"": {"data": [Datum([1, 2])], "loss": lambda logprobs: logprobs}}, "a function"),
+        (LORA, {"": {"data": [Datum([1, 2])], "temperature": 0}}, "temperature"),
+    ],
+)
+def test_pieces_that_cannot_be_computed_together(opened, sections, pieces, text):
+    session = opened(**sections)
+    with pytest.raises(CallError, match=text):
+        session.forward_backward_together(pieces)
+    piece(session, "one", 0)

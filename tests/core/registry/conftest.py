@@ -16,6 +16,7 @@ from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.spi import (
     FinishReason,
     ForwardBackwardResult,
+    ForwardBackwardTogetherResult,
     GenerateResult,
     GeneratorContext,
     Head,
@@ -93,6 +94,16 @@ class FakeTrainer:
     @hookimpl
     def use_adapter(self, request):
         return UseAdapterResult(weight_version=0 if request.seed is not None else self.versions[request.name])
+
+    @hookimpl
+    def forward_backward_together(self, request):
+        self.calls.append("forward_backward_together")
+        return ForwardBackwardTogetherResult(
+            pieces={
+                name: ForwardBackwardResult(loss=0.5, weight_version=piece.weight_version)
+                for name, piece in request.pieces.items()
+            }
+        )
 
     @hookimpl
     def get_logprobs(self, request):

@@ -239,6 +239,7 @@ def _class_problems(cls: type, role: Role, provider: Provider) -> Iterator[str]:
         yield from backend_problems(cls, _SPECS[role])
         hooks = {"get_values": capabilities.VALUE_HEAD, "use_adapter": capabilities.MANY_ADAPTERS}
         hooks |= dict.fromkeys(SPLIT_HOOKS, capabilities.SPLIT_STEP)
+        hooks["forward_backward_together"] = capabilities.ADAPTERS_TOGETHER
         for name, capability in hooks.items() if role == "trainer" else ():
             if capability in provider.capabilities and getattr(cls, name, None) is None:
                 yield f"{name}: missing; expected it beside the capability {capability!r}"

@@ -4,7 +4,7 @@ For each call the weights and the other state have to be at these places:
 
 | Call | weights | state | else |
 |---|---|---|---|
-| train_step, forward_backward, optim_step, use_adapter | device | device | |
+| train_step, forward_backward, forward_backward_together, optim_step, use_adapter | device | device | |
 | get_logprobs, get_values, export_weights | device | any | |
 | refit | device | any | |
 | generate, stream | device | device | the last refit was accepted |
@@ -47,6 +47,7 @@ ResultT = TypeVar("ResultT")
 _NEEDS: dict[str, tuple[bool, bool]] = {
     "train_step": (True, True),
     "forward_backward": (True, True),
+    "forward_backward_together": (True, True),
     "optim_step": (True, True),
     "use_adapter": (True, True),
     "get_logprobs": (True, False),

@@ -4,32 +4,33 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any, ClassVar
 
-from rlcore.registry.checks import (
-    TOLERANCE,
-    check_int,
-    check_metrics,
-    check_number,
-    check_own_names,
-    check_record,
-    check_specs,
-    check_token_arrays,
-    checked_export,
-    require_loss,
-)
+from rlcore.registry.checks import check_int, check_record, checked_export, require_loss
 from rlcore.registry.discovery import Entry
 from rlcore.registry.handle import BackendHandle
 from rlcore.registry.hooks import CallRecord
+from rlcore.registry.trainer_checks import (
+    check_export,
+    check_logprobs,
+    check_optim_step,
+    check_piece,
+    check_pieces,
+    check_settings,
+    check_step,
+    check_values,
+    check_version,
+)
 from rlcore.spi import capabilities
 from rlcore.spi.batch import GENERATION_LOGPROBS, PREVIOUS_LOGPROBS, ROUTED_EXPERTS, TokenBatch
 from rlcore.spi.context import LoraSpec
 from rlcore.spi.errors import BoundError, ContractError, NonFiniteError
 from rlcore.spi.lifecycle import LoadStateRequest, LoadStateResult, SetResidencyRequest, SetResidencyResult
-from rlcore.spi.loss import MISMATCH_METRICS
 from rlcore.spi.trainer import (
     SPLIT_HOOKS,
     ExportWeightsRequest,
     ForwardBackwardRequest,
     ForwardBackwardResult,
+    ForwardBackwardTogetherRequest,
+    ForwardBackwardTogetherResult,
     LogprobsRequest,
     LogprobsResult,
     OptimStepRequest,
@@ -46,13 +47,14 @@ from rlcore.spi.weights import Head, WeightExport
 
 _NO_TOKENS = 'a trainer with the head "value" has no distribution over tokens'
 
+_STEP_HOOKS = frozenset({"train_step", *SPLIT_HOOKS, "use_adapter", "forward_backward_together"})
 _NO_POLICY = "expected get_logprobs of the reference alone: it was built without a policy (context.needs_policy = False)"
 
 
 class TrainerHandle(BackendHandle):
     """A trainer, bound; every rank's driver side holds one."""
 
-    state_changing: ClassVar[frozenset[str]] = BackendHandle.state_changing | {"train_step", *SPLIT_HOOKS, "use_adapter"}
+    state_changing: ClassVar[frozenset[str]] = BackendHandle.state_changing | _STEP_HOOKS
 
     def __init__(
         self,
@@ -89,7 +91,7 @@ class TrainerHandle(BackendHandle):
         self._pieces = 0
         if not self._has_whole_step:
             return self._step_of_one_piece(request)
-        result = self._call("train_step", request, TrainStepResult, lambda result: _check_step(request, result))
+        result = self._call("train_step", request, TrainStepResult, lambda result: check_step(request, result))
         self._state.weight_version = result.weight_version
         return result
 
@@ -113,13 +115,55 @@ class TrainerHandle(BackendHandle):
     def forward_backward(self, request: ForwardBackwardRequest) -> ForwardBackwardResult:
         """Add the gradients of a piece of a step. NonFiniteError where the loss or a metric is NaN or infinite."""
         self._require_legal("forward_backward", request, ForwardBackwardRequest)
-        self._require_piece("forward_backward", request, {capabilities.SPLIT_STEP: True})
-        if request.piece:
-            self._require_pieces("forward_backward", request.piece)
+        self._require_next_piece("forward_backward", request)
         self._pieces = 0  # an error drops the gradients of all pieces
-        result = self._call("forward_backward", request, ForwardBackwardResult, lambda result: _check_piece(request, result))
+        result = self._call("forward_backward", request, ForwardBackwardResult, lambda result: check_piece(request, result))
         self._pieces = request.piece + 1
         return result
+
+    def _require_next_piece(self, hook: str, request: ForwardBackwardRequest) -> None:
+        self._require_piece(hook, request, {capabilities.SPLIT_STEP: True})
+        if request.piece:
+            self._require_pieces(hook, request.piece)
+
+    def forward_backward_together(self, request: ForwardBackwardTogetherRequest) -> ForwardBackwardTogetherResult:
+        """Add a piece to the gradients of each of several adapters. An error leaves all as they were. A trainer without
+        `adapters_together` computes by turns: an error drops those of these adapters."""
+        hook, used = "forward_backward_together", self._adapter
+        self._require_legal(hook, request, ForwardBackwardTogetherRequest)
+        self._require_capabilities(hook, {capabilities.MANY_ADAPTERS: True})
+        check_int(f"{hook}: max_tokens", request.max_tokens, at_least=1)
+        self._parked[used] = self._state.weight_version, self._pieces
+        if not request.pieces or not request.pieces.keys() <= self._parked.keys():
+            found, expected = ", ".join(map(repr, request.pieces)), ", ".join(map(repr, self._parked))
+            raise ContractError(f"{self.entry.label}: {hook}: found the adapters ({found}); expected some of {expected}")
+        try:
+            for name, piece in request.pieces.items():
+                self._state.weight_version, self._pieces = self._parked[name]
+                self._require_next_piece(hook, piece)
+        finally:
+            self._state.weight_version, self._pieces = self._parked[used]
+        if not self.has(capabilities.ADAPTERS_TOGETHER):
+            return self._by_turns(request)
+        result = self._call(hook, request, ForwardBackwardTogetherResult, lambda result: check_pieces(request, result))
+        self._parked |= {name: (piece.weight_version, piece.piece + 1) for name, piece in request.pieces.items()}
+        self._state.weight_version, self._pieces = self._parked[used]
+        return result
+
+    def _by_turns(self, request: ForwardBackwardTogetherRequest) -> ForwardBackwardTogetherResult:
+        used, results = self._adapter, dict[str, ForwardBackwardResult]()
+        try:
+            for name, piece in request.pieces.items():
+                self.use_adapter(UseAdapterRequest(name=name))
+                results[name] = self.forward_backward(piece)
+        except BaseException:
+            self._pieces = 0
+            self._parked |= {name: (self._parked[name][0], 0) for name in request.pieces}
+            raise
+        finally:
+            if self.is_usable:
+                self.use_adapter(UseAdapterRequest(name=used))
+        return ForwardBackwardTogetherResult(pieces=results)
 
     def optim_step(self, request: OptimStepRequest) -> OptimStepResult:
         """Make one optimizer step of the gradients held. NonFiniteError where one is NaN or infinite."""
@@ -128,9 +172,9 @@ class TrainerHandle(BackendHandle):
         self._require_capabilities("optim_step", {capabilities.SPLIT_STEP: True, capabilities.SCHEDULE_STEP: schedules})
         self._state.require_version("optim_step", request.weight_version)
         self._require_pieces("optim_step", request.pieces)
-        _check_settings(request)
+        check_settings(request)
         self._pieces = 0
-        result = self._call("optim_step", request, OptimStepResult, lambda result: _check_optim_step(request, result))
+        result = self._call("optim_step", request, OptimStepResult, lambda result: check_optim_step(request, result))
         self._state.weight_version = result.weight_version
         return result
 
@@ -166,7 +210,7 @@ class TrainerHandle(BackendHandle):
     def _check_adapter(self, request: UseAdapterRequest, result: UseAdapterResult) -> None:
         expected = 0 if request.seed is not None else self._parked[request.name][0]
         if expected is not None:
-            _check_version(result.weight_version, expected)
+            check_version(result.weight_version, expected)
 
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
         """Move what the trainer holds; gradients of pieces are dropped."""
@@ -189,7 +233,7 @@ class TrainerHandle(BackendHandle):
         self._require_batches("get_logprobs", request.microbatches, request.temperature, request.weight_version)
         needed = {capabilities.REFERENCE_POLICY: request.model == "reference", capabilities.ENTROPY: request.entropy}
         self._require_capabilities("get_logprobs", needed)
-        result = self._call("get_logprobs", request, LogprobsResult, lambda result: _check_logprobs(request, result))
+        result = self._call("get_logprobs", request, LogprobsResult, lambda result: check_logprobs(request, result))
         self._state.weight_version = result.weight_version
         return result
 
@@ -198,7 +242,7 @@ class TrainerHandle(BackendHandle):
         self._require_legal("get_values", request, ValuesRequest)
         self._require_head("get_values", "value")
         self._require_batches("get_values", request.microbatches, 1.0, request.weight_version)
-        result = self._call("get_values", request, ValuesResult, lambda result: _check_values(request, result))
+        result = self._call("get_values", request, ValuesResult, lambda result: check_values(request, result))
         self._state.weight_version = result.weight_version
         return result
 
@@ -212,7 +256,7 @@ class TrainerHandle(BackendHandle):
         }
         self._require_capabilities("export_weights", needed)
         self._state.require_version("export_weights", request.weight_version)
-        export = self._call("export_weights", request, WeightExport, lambda export: _check_export(request, export))
+        export = self._call("export_weights", request, WeightExport, lambda export: check_export(request, export))
         self._state.weight_version = export.weight_version
         return checked_export(export, self.entry.label, request.max_bucket_bytes)
 
@@ -222,8 +266,7 @@ class TrainerHandle(BackendHandle):
             raise ContractError(f"{self.entry.label}: {hook}; {_NO_POLICY}")
 
     def _harmless(self, hook: str, error: BaseException) -> bool:
-        is_step = hook in ("train_step", *SPLIT_HOOKS, "use_adapter")
-        refused = is_step and isinstance(error, BoundError | NonFiniteError | ContractError)
+        refused = hook in _STEP_HOOKS and isinstance(error, BoundError | NonFiniteError | ContractError)
         return refused or super()._harmless(hook, error)
 
     def _require_piece(
@@ -293,89 +336,3 @@ class TrainerHandle(BackendHandle):
             missing = ", ".join(sorted(needed - microbatch.token_columns.keys()))
             if missing:
                 raise ContractError(f"{self.entry.label}: microbatch {index} lacks {missing}, which the loss {loss.path} reads")
-
-
-def _check_step(request: TrainStepRequest, result: TrainStepResult) -> None:
-    _check_update(request, result)
-    _check_gradients(request, result)
-    for name, bound in request.bounds.items():
-        if name in result.metrics and result.metrics[name] > bound:
-            found = f"{result.metrics[name]}, above its bound {bound}"
-            raise ContractError(f"metrics[{name!r}]: found {found}; expected the step refused with BoundError")
-
-
-def _check_piece(request: ForwardBackwardRequest, result: ForwardBackwardResult) -> None:
-    _check_version(result.weight_version, request.weight_version)
-    _check_gradients(request, result)
-
-
-def _check_optim_step(request: OptimStepRequest, result: OptimStepResult) -> None:
-    _check_update(request, result)
-    check_metrics("metrics", result.metrics)
-    check_own_names("metrics", result.metrics.keys())
-
-
-def _check_settings(request: OptimStepRequest) -> None:
-    """ContractError where a setting is none that AdamW takes."""
-    at_least_0 = {"learning_rate": request.learning_rate, "eps": request.eps, "max_grad_norm": request.max_grad_norm}
-    for name, value in {**at_least_0, "weight_decay": request.weight_decay}.items():
-        if value is not None and not check_number(name, value) >= 0:
-            raise ContractError(f"optim_step: {name}: found {value}; expected at least 0")
-    betas = (0.0, 0.0) if request.betas is None else request.betas
-    if len(betas) != 2 or not all(0 <= check_number("betas", beta) < 1 for beta in betas):
-        raise ContractError(f"optim_step: betas: found {betas}; expected two numbers from 0 to below 1")
-
-
-def _check_update(request: TrainStepRequest | OptimStepRequest, result: TrainStepResult | OptimStepResult) -> None:
-    _check_version(result.weight_version, request.weight_version + 1)
-    if check_number("grad_norm", result.grad_norm) < 0:
-        raise ContractError(f"grad_norm: found {result.grad_norm}; expected at least 0")
-    check_number("learning_rate", result.learning_rate)
-
-
-def _check_gradients(
-    request: TrainStepRequest | ForwardBackwardRequest, result: TrainStepResult | ForwardBackwardResult
-) -> None:
-    check_number("loss", result.loss)
-    check_metrics("metrics", result.metrics)
-    mismatch = {*MISMATCH_METRICS} if request.loss.generation_mismatch else set[str]()
-    if missing := sorted(mismatch - result.metrics.keys()):
-        raise ContractError(
-            f"metrics: found no {', '.join(missing)}; expected them: LossSpec.generation_mismatch asks for them"
-        )
-    check_own_names("metrics", result.metrics.keys() - mismatch)
-    if request.logprobs:
-        check_token_arrays("logprobs", result.logprobs, request.microbatches, upper=TOLERANCE)
-    elif result.logprobs is not None:
-        raise ContractError("logprobs: found arrays; expected None, since they were not asked for")
-
-
-def _check_logprobs(request: LogprobsRequest, result: LogprobsResult) -> None:
-    _check_version(result.weight_version, request.weight_version)
-    check_token_arrays("logprobs", result.logprobs, request.microbatches, upper=TOLERANCE)
-    if request.entropy:
-        check_token_arrays("entropy", result.entropy, request.microbatches, lower=-TOLERANCE)
-    elif result.entropy is not None:
-        raise ContractError("entropy: found arrays; expected None, since it was not asked for")
-
-
-def _check_values(request: ValuesRequest, result: ValuesResult) -> None:
-    _check_version(result.weight_version, request.weight_version)
-    check_token_arrays("values", result.values, request.microbatches, has_firsts=True)
-
-
-def _check_export(request: ExportWeightsRequest, export: WeightExport) -> None:
-    _check_version(export.weight_version, request.weight_version)
-    if type(export.persistent) is not bool:
-        raise ContractError(f"persistent: found {export.persistent!r}; expected True or False")
-    check_specs(export)
-    if (export.shards is not None) != request.sharded:
-        raise ContractError(f"shards: found {type(export.shards).__name__} with sharded = {request.sharded}")
-    wrong = next((spec for spec in export.specs if spec.dtype != request.dtype and not spec.keeps_dtype), None)
-    if wrong is not None:
-        raise ContractError(f"specs: {wrong.name} is of {wrong.dtype}; expected {request.dtype} as requested")
-
-
-def _check_version(found: object, expected: int) -> None:
-    if check_int("weight_version", found, at_least=0) != expected:
-        raise ContractError(f"weight_version: found {found}; expected {expected}")

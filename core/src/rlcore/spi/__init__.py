@@ -61,9 +61,9 @@ NAMES = {
     "text": "TextProvider",
     "tokenizer": "ChatTokenizer Tokenizer",
     "trainer": (
-        "ExportWeightsRequest ForwardBackwardRequest ForwardBackwardResult LogprobsRequest LogprobsResult OptimStepRequest "
-        "OptimStepResult TrainerLayout TrainerSpec TrainStepRequest TrainStepResult UseAdapterRequest "
-        "UseAdapterResult ValuesRequest ValuesResult"
+        "ExportWeightsRequest ForwardBackwardRequest ForwardBackwardResult ForwardBackwardTogetherRequest "
+        "ForwardBackwardTogetherResult LogprobsRequest LogprobsResult OptimStepRequest OptimStepResult TrainerLayout "
+        "TrainerSpec TrainStepRequest TrainStepResult UseAdapterRequest UseAdapterResult ValuesRequest ValuesResult"
     ),
     "version": "SPI_VERSION",
     "weights": (

@@ -29,6 +29,7 @@ from rlcore.spi.lifecycle import (
 from rlcore.spi.loss import LossSpec
 from rlcore.spi.trainer import (
     ExportWeightsRequest,
+    ForwardBackwardRequest,
     ForwardBackwardResult,
     OptimStepRequest,
     OptimStepResult,
@@ -132,6 +133,12 @@ class TrainerGroup(BackendGroup, Protocol):
     ) -> tuple[ForwardBackwardResult, Float32Array | None]:
         """Add the gradients of a piece of a step. `minibatch.counts` are those of the whole step; `logprobs` is as in
         train_step. Of trainers with the capability `split_step`."""
+
+    def forward_backward_together(
+        self, pieces: Mapping[str, tuple[ForwardBackwardRequest, Minibatch]]
+    ) -> dict[str, tuple[ForwardBackwardResult, Float32Array | None]]:
+        """Add a piece of a step of each of several adapters, by name: a request without microbatches, and its data. Of trainers
+        with the capabilities `many_adapters` and `split_step`."""
 
     def optim_step(self, request: OptimStepRequest) -> OptimStepResult:
         """Make one optimizer step of the pieces whose gradients every rank holds."""

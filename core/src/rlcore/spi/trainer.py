@@ -176,6 +176,25 @@ class UseAdapterResult:
 
 
 @frozen(kw_only=True, eq=False)
+class ForwardBackwardTogetherRequest:
+    """The request for a piece of a step of each of several adapters. It means what `use_adapter` and `forward_backward` compute
+    by turns; the adapter in use stays in use."""
+
+    pieces: Mapping[str, ForwardBackwardRequest]
+    """Each adapter's own piece, by the adapter's name; at least one. Versions and piece numbers are those of the adapter."""
+    max_tokens: int
+    """Most tokens that the trainer computes at once, where no microbatch is larger."""
+
+
+@frozen(kw_only=True)
+class ForwardBackwardTogetherResult:
+    """The figures of each adapter's piece."""
+
+    pieces: Mapping[str, ForwardBackwardResult]
+    """By the adapters' names, in the order of the request."""
+
+
+@frozen(kw_only=True, eq=False)
 class LogprobsRequest:
     """Log-probabilities of given tokens, without a gradient."""
 
@@ -244,7 +263,7 @@ class ExportWeightsRequest:
 
 SPLIT_HOOKS = ("forward_backward", "optim_step")
 """The hooks of the capability `split_step`. A backend that has them may leave out train_step."""
-OPTIONAL_TRAINER_HOOKS = ("get_values", *SPLIT_HOOKS, "use_adapter")
+OPTIONAL_TRAINER_HOOKS = ("get_values", *SPLIT_HOOKS, "use_adapter", "forward_backward_together")
 """Hooks of a trainer that a backend may leave out, where it does not declare their capability."""
 
 
@@ -279,6 +298,12 @@ class TrainerSpec(Protocol):
     def use_adapter(self, request: UseAdapterRequest) -> UseAdapterResult:  # noqa: ARG002
         """Change to another adapter, with nothing of any changed. Needs the capability `many_adapters`."""
         raise ContractError("use_adapter: found a trainer without it; expected the capability `many_adapters`")
+
+    @hookspec(firstresult=True)
+    def forward_backward_together(self, request: ForwardBackwardTogetherRequest) -> ForwardBackwardTogetherResult:  # noqa: ARG002
+        """Add a piece to the gradients of each of several adapters. One that raises leaves those of all as they were. Needs the
+        capability `adapters_together`; the core goes through other trainers' adapters by turns."""
+        raise ContractError("forward_backward_together: found a trainer without the capability `adapters_together`")
 
     @hookspec(firstresult=True)
     def get_logprobs(self, request: LogprobsRequest) -> LogprobsResult:

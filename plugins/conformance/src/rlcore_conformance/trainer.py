@@ -1,6 +1,7 @@
 """The trainer's half of the conformance kit."""
 
 from rlcore_conformance.trainers.trainer_adapters import TrainerAdapters
+from rlcore_conformance.trainers.trainer_adapters_together import TrainerAdaptersTogether
 from rlcore_conformance.trainers.trainer_images import TrainerImages
 from rlcore_conformance.trainers.trainer_lifecycle import TrainerLifecycle
 from rlcore_conformance.trainers.trainer_lora import TrainerLora
@@ -27,6 +28,7 @@ class TrainerConformance(
     TrainerImages,
     TrainerLora,
     TrainerAdapters,
+    TrainerAdaptersTogether,
     TrainerValues,
     TrainerRanks,
 ):

@@ -4,7 +4,7 @@ Each adapted layer has two modules more, `lora_A` and `lora_B`, whose product a 
 itself is, and how it computes, stays as it was. Shapes: T tokens, I inputs and O outputs of a layer, R the rank.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -18,8 +18,9 @@ from rlcore.spi import ConfigError, LoraSpec, TrainerContext
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.sharding import fill, local
 from rlcore_torchkit.adapters.lora import Dropout, initial_adapters, linear_layers_of
-from rlcore_torchkit.adapters.lora_targets import Shape, target_problems, targeted
+from rlcore_torchkit.adapters.lora_targets import LORA_A, LORA_B, Shape, target_problems, targeted
 from rlcore_torchkit.architectures.decoders import is_described
+from rlcore_torchkit.forward.decoder_forward import decoder_of
 
 A, B = "lora_A", "lora_B"
 
@@ -43,6 +44,10 @@ class Adapters:
     _on: bool = True
     _dropout: Dropout | None = field(default=None, init=False)
     """None where no inputs are dropped."""
+    _parts: "Sequence[AdaptedPart]" = field(default=(), init=False)
+    """The parts of a pass of several adapters; none where the model's own parameters are those of all tokens."""
+    _rows: Sequence[int] = field(default=(), init=False)
+    """The rows that layers see of each part."""
 
     @rank.default
     def _rank(self) -> int:
@@ -67,6 +72,7 @@ class Adapters:
         model.requires_grad_(False)
         for name, shape in layers.items():
             adapters._attach(model.get_submodule(name), name, shape)
+        decoder_of(model).register_forward_pre_hook(adapters._count_rows, with_kwargs=True)
         return adapters
 
     def _attach(self, layer: nn.Module, name: str, shape: Shape) -> None:
@@ -91,12 +97,25 @@ class Adapters:
     def train_on(self, num_tokens: int, *key: object) -> None:
         """From now on, until `train_off`, drop inputs of a microbatch of so many tokens, as the key decides: also where a layer
         is computed again in the backward pass."""
-        if self.spec.dropout:
-            self._dropout = Dropout(share=self.spec.dropout, key=(self.seed, *key), num_tokens=num_tokens)
+        self._dropout = self.dropout(self.seed, num_tokens, *key)
+
+    def dropout(self, seed: int, num_tokens: int, *key: object) -> Dropout | None:
+        """Return what an adapter of this seed drops of such a microbatch, None where it drops nothing."""
+        if not self.spec.dropout:
+            return None
+        return Dropout(share=self.spec.dropout, key=(seed, *key), num_tokens=num_tokens)
 
     def train_off(self) -> None:
-        """Drop no inputs."""
-        self._dropout = None
+        """Drop no inputs, and use the model's own parameters for all tokens."""
+        self._dropout, self._parts = None, ()
+
+    def train_together(self, parts: "Sequence[AdaptedPart]") -> None:
+        """From now on, until `train_off`, use these adapters for the owners of a packed microbatch, one each."""
+        self._parts = parts
+
+    def _count_rows(self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:  # noqa: ARG002
+        """Before the decoder's pass: layers see a row for each token, or for each beginning of tokens."""
+        self._rows = options["packed"].rows_of_owners if self._parts else ()
 
     @contextmanager
     def as_begun(self, model: nn.Module) -> Iterator[None]:
@@ -117,9 +136,23 @@ class Adapters:
         """The layer's output [..., T, O] with alpha / rank · B A dropout(x) added, in its dtype."""
         if not self._on:
             return output
-        states = inputs[0] if self._dropout is None else inputs[0] * self._kept(self._dropout, name, num_inputs, inputs[0])
-        low = F.linear(states, layer.lora_A.weight.to(states.dtype))
-        return output + F.linear(low, layer.lora_B.weight.to(states.dtype)) * self.scale
+        if not self._parts:
+            return output + self._product(name, num_inputs, inputs[0], layer.lora_A.weight, layer.lora_B.weight)
+        rows = zip(self._parts, inputs[0].split(self._rows, -2), strict=True)
+        products = (
+            self._product(name, num_inputs, own, part.weights[f"{name}.{LORA_A}"], part.weights[f"{name}.{LORA_B}"], part)
+            for part, own in rows
+        )
+        return output + torch.cat([*products], -2)
+
+    def _product(
+        self, name: str, num_inputs: int, states: Tensor, a: Tensor, b: Tensor, part: "AdaptedPart | None" = None
+    ) -> Tensor:
+        """alpha / rank · B A dropout(x), [..., T, O], of states [..., T, I]; without a `part` by the adapter in use."""
+        dropout, rank = (self._dropout, self.rank) if part is None else (part.dropout, part.rank)
+        if dropout is not None:
+            states = states * self._kept(dropout, name, num_inputs, states)
+        return F.linear(F.linear(states, a.to(states.dtype)), b.to(states.dtype)) * (self.spec.alpha / rank)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # random numbers of its own, which no compiler traces
     def _kept(self, dropout: Dropout, name: str, num_inputs: int, states: Tensor) -> Tensor:
@@ -133,19 +166,13 @@ class Adapters:
 
 
 @frozen(kw_only=True, eq=False)
-class ParkedAdapter:
-    """An adapter that is not in use: this rank's parts, on the device of the parameters, and all else that is its own."""
+class AdaptedPart:
+    """Consecutive tokens of a pass that one adapter changes."""
 
     weights: Mapping[str, Tensor]
-    gradients: Mapping[str, Tensor]
-    moments: Mapping[nn.Parameter, dict[str, Tensor]]
-    """The optimizer's state."""
-    seed: int
+    """Whole float32 A and B by name."""
+    dropout: Dropout | None
     rank: int
-    begun: Mapping[str, Tensor] | None
-    weight_version: int
-    num_accumulated: int
-    """Microbatches whose gradients are held."""
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:

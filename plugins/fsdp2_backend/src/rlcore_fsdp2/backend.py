@@ -12,26 +12,26 @@ from torch import Tensor, nn
 
 from rlcore import spi
 from rlcore_fsdp2 import checkpoint
-from rlcore_fsdp2.adapters import Adapters, ParkedAdapter, trained
+from rlcore_fsdp2.adapters import Adapters, trained
+from rlcore_fsdp2.adapters_together import AdaptersTogether, divides_by_turns, goes_by_turns
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.export import exported_tensors, whole
 from rlcore_fsdp2.gradients import accumulate, non_finite_names, reduce, reduces_every_microbatch
-from rlcore_fsdp2.invariance_check import OPTION
 from rlcore_fsdp2.layout import Meshes, ParallelLayout
-from rlcore_fsdp2.layout_check import layout_problems, reference_layout_problems, undescribed_problems
+from rlcore_fsdp2.loaded_layout_check import check_layout
 from rlcore_fsdp2.logprobs import compute_logprobs, compute_values
 from rlcore_fsdp2.optimizer import clip, make_optimizer
+from rlcore_fsdp2.parked_adapter import ParkedAdapter
 from rlcore_fsdp2.policy import make_adapted_policy, make_policy, make_reference, make_working_copy
 from rlcore_fsdp2.routing_replay import attach
 from rlcore_fsdp2.sharding import local
 from rlcore_torchkit.adapters.peft_directory import load_reference, save_reference
-from rlcore_torchkit.architectures.decoders import described_family, is_described, is_image_model
+from rlcore_torchkit.architectures.decoders import is_described
 from rlcore_torchkit.distributed import process_group
 from rlcore_torchkit.distributed.device import use_device
 from rlcore_torchkit.distributed.residency import Residency, num_bytes, reserved_bytes
 from rlcore_torchkit.forward.image_forward import check_images
-from rlcore_torchkit.huggingface.batch_invariance import invariant_model_problems
-from rlcore_torchkit.huggingface.models import dims_of, load_config
+from rlcore_torchkit.huggingface.models import dims_of
 from rlcore_torchkit.layers.routing_replay import check_routing
 from rlcore_torchkit.optimizer.settings import step_settings
 from rlcore_torchkit.refit.shard_sender import ShardSender
@@ -46,7 +46,7 @@ class Fsdp2Backend:
 
     def __init__(self, context: spi.TrainerContext, config: Fsdp2Config) -> None:
         rank_info = context.rank_info
-        _check_layout(context, config)
+        check_layout(context, config)
         self._parallel = ParallelLayout.of(config, rank_info.rank, rank_info.world_size)
         self.layout = self._parallel.data
         self._context, self._config = context, config
@@ -159,52 +159,67 @@ class Fsdp2Backend:
     @spi.hookimpl
     def use_adapter(self, request: spi.UseAdapterRequest) -> spi.UseAdapterResult:
         self._check("use_adapter", self._weight_version)
-        if self.adapters is None:
-            raise spi.ContractError("use_adapter: found a trainer of whole weights; expected context.lora")
+        adapters = self._require_adapters("use_adapter")
         for name in request.drops:
             self._parked.pop(name, None)
         if request.name != self._adapter:
             if self._adapter not in request.drops:
-                self._parked[self._adapter] = self._park(self.adapters)
+                self._parked[self._adapter] = self._park(adapters)
             self._adapter = request.name
             if request.seed is None:
-                self._unpark(self.adapters, self._parked.pop(request.name))
+                self._unpark(adapters, self._parked.pop(request.name))
             self._parked.pop(request.name, None)
         if request.seed is not None:
             self._drop_gradients()
             self._optimizer.state.clear()
-            self.adapters.seed, self.adapters.rank = request.seed, request.rank or self.adapters.spec.rank
-            self.adapters.initialise(self.policy)
+            adapters.seed, adapters.rank = request.seed, request.rank or adapters.spec.rank
+            adapters.initialise(self.policy)
             self._weight_version = 0
         return spi.UseAdapterResult(weight_version=self._weight_version)
 
     def _park(self, adapters: Adapters) -> ParkedAdapter:
-        """Take this rank's parts of the adapter in use out of the model; its weights as copies."""
-        parameters = trained(self.policy)
-        parked = ParkedAdapter(
-            weights={name: local(parameter).detach().clone() for name, parameter in parameters.items()},
-            gradients=self._gradients(),
-            moments=dict(self._optimizer.state),
-            seed=adapters.seed,
-            rank=adapters.rank,
-            begun=adapters.begun,
-            weight_version=self._weight_version,
-            num_accumulated=self._num_accumulated,
-        )
-        self._drop_gradients()
-        self._optimizer.state.clear()
-        return parked
+        return ParkedAdapter.take(self.policy, self._optimizer, adapters, self._weight_version, self._num_accumulated)
 
     def _unpark(self, adapters: Adapters, parked: ParkedAdapter) -> None:
-        parameters = trained(self.policy)
-        with torch.no_grad():
-            for name, weights in parked.weights.items():
-                local(parameters[name]).copy_(weights)
-        for name, gradient in parked.gradients.items():
-            parameters[name].grad = gradient
-        self._optimizer.state.update(parked.moments)
-        adapters.seed, adapters.rank, adapters.begun = parked.seed, parked.rank, parked.begun
+        parked.put(self.policy, self._optimizer, adapters)
         self._weight_version, self._num_accumulated = parked.weight_version, parked.num_accumulated
+
+    def _require_adapters(self, hook: str) -> Adapters:
+        if self.adapters is None:
+            raise spi.ContractError(f"{hook}: found a trainer of whole weights; expected context.lora")
+        return self.adapters
+
+    @spi.hookimpl
+    def forward_backward_together(self, request: spi.ForwardBackwardTogetherRequest) -> spi.ForwardBackwardTogetherResult:
+        hook, pieces, used = "forward_backward_together", request.pieces, self._adapter
+        self._check(hook, self._weight_version)
+        adapters = self._require_adapters(hook)
+        self._parked[used] = self._park(adapters)
+        before = {name: self._parked[name].with_own_gradients() for name in pieces}
+        try:
+            turns = divides_by_turns(adapters, self._context, self._config, self._parallel)
+            alone = {name: piece for name, piece in pieces.items() if turns or goes_by_turns(piece)}
+            found = {name: self._in_turn(adapters, name, piece) for name, piece in alone.items()}
+            shared = {name: piece for name, piece in pieces.items() if name not in alone}
+            if shared:
+                together = AdaptersTogether.of(self.policy, adapters, self._parallel, self.device, shared, self._parked)
+                results, after = together.run(request.max_tokens)
+                found, self._parked = found | results, self._parked | after
+        except BaseException as error:
+            self._parked |= before
+            self._failed_midway |= self._is_sharded and not isinstance(error, spi.NonFiniteError)
+            raise
+        finally:
+            self._unpark(adapters, self._parked.pop(used))
+        return spi.ForwardBackwardTogetherResult(pieces={name: found[name] for name in pieces})
+
+    def _in_turn(self, adapters: Adapters, name: str, piece: spi.ForwardBackwardRequest) -> spi.ForwardBackwardResult:
+        """Add a piece of an adapter while none is in use."""
+        self._unpark(adapters, self._parked[name])
+        try:
+            return self.forward_backward(piece)
+        finally:
+            self._parked[name] = self._park(adapters)
 
     @spi.hookimpl
     def get_logprobs(self, request: spi.LogprobsRequest) -> spi.LogprobsResult:
@@ -230,7 +245,7 @@ class Fsdp2Backend:
     @spi.hookimpl
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         self._drop_gradients()
-        self._parked = {name: evolve(one, gradients={}, num_accumulated=0) for name, one in self._parked.items()}
+        self._parked = {name: one.without_gradients() for name, one in self._parked.items()}
         return spi.SetResidencyResult(device_bytes=self._move(request), reserved_bytes=reserved_bytes(self.device))
 
     @spi.hookimpl
@@ -381,16 +396,3 @@ class Fsdp2Backend:
         files = checkpoint.save(directory, self._context.rank_info, *state)
         begun = None if self.adapters is None or self._context.rank_info.rank else self.adapters.begun
         return files if begun is None else (*files, *save_reference(directory, begun))
-
-
-def _check_layout(context: spi.TrainerContext, config: Fsdp2Config) -> None:
-    """Check what `check` could not see of a model on the Hub."""
-    rank_info, content = context.rank_info, load_config(context.model, context.head, any_decoder=True).to_dict()
-    family = described_family(content)
-    model = None if family is None else family.standard(content)
-    own_layout_problems = layout_problems if context.needs_policy else reference_layout_problems
-    problems = list(own_layout_problems(config, rank_info.world_size, rank_info.device, model))
-    problems += undescribed_problems(config, content, has_plan=not is_image_model(content)) if family is None else []
-    problems += invariant_model_problems(OPTION, content, context.model.path) if config.batch_invariant else []
-    if problems:
-        raise spi.ConfigError(problems)

@@ -41,7 +41,7 @@ def accumulate(
         if prepare is not None:
             prepare(index, microbatch)
         if isinstance(model, FSDPModule):
-            _set_last(model, reduce_every_microbatch or index == len(microbatches) - 1)
+            set_last(model, reduce_every_microbatch or index == len(microbatches) - 1)
         output, found = _backward(model, microbatch, loss, counts, temperature)
         outputs.append(output)
         if logprobs is not None:
@@ -79,7 +79,8 @@ def non_finite_names(named: Mapping[str, Tensor], world_size: int) -> list[str]:
     return [name for name, flag in zip(named, flags.tolist(), strict=True) if flag]
 
 
-def _set_last(model: FSDPModule, is_last: bool) -> None:
+def set_last(model: FSDPModule, is_last: bool) -> None:
+    """Let the next backward pass reduce gradients over ranks, or leave that to a later one."""
     model.set_requires_gradient_sync(is_last)
     model.set_is_last_backward(is_last)
 

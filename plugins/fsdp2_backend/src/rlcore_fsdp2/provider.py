@@ -26,6 +26,7 @@ PROVIDER = Provider(
         capabilities.SPLIT_STEP,
         capabilities.LORA,
         capabilities.MANY_ADAPTERS,
+        capabilities.ADAPTERS_TOGETHER,
         capabilities.ADAPTER_REFIT,
         capabilities.DELTA_REFIT,
         capabilities.IMAGES,

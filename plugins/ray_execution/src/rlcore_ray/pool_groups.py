@@ -1,7 +1,7 @@
 """Trainer, generator and the way between them, on the ranks of a pool."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +76,42 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
             for number, (minibatch, dispatch) in enumerate(zip(minibatches, dispatches, strict=True))
         ]
 
+    def forward_backward_together(
+        self, pieces: Mapping[str, tuple[spi.ForwardBackwardRequest, Minibatch]]
+    ) -> dict[str, tuple[spi.ForwardBackwardResult, Float32Array | None]]:
+        """See TrainerGroup."""
+        hook, leaders = "forward_backward_together", [ranks[0] for ranks in self.members]
+        requests = {name: request for name, (request, _) in pieces.items()}
+        dispatched = {name: self._dispatched(*piece) for name, piece in pieces.items()}
+        given = []
+        for rank in range(len(self.calls.ranks)):
+            own = [parts[rank] for _, parts in dispatched.values()]
+            numbers = [number for _, number in own]
+            # Objects of Ray's store come as arguments of their own: Ray looks for them no deeper.
+            stored = [one for one, _ in own]
+            given.append((self.model, requests, self.max_tokens_per_microbatch, rank in leaders, numbers, *stored))
+        results: list[dict[str, spi.ForwardBackwardResult]] = self.calls.together(hook, given)
+        found = {}
+        for name, (request, minibatch) in pieces.items():
+            own = [result[name] for result in results]
+            self._require_agreement(hook, [evolve(result, logprobs=None) for result in own])
+            arrays = [array for leader in leaders for array in own[leader].logprobs or ()]
+            batch = read_by(request.loss, minibatch.batch)
+            found[name] = own[leaders[0]], dispatched[name][0].join(batch, arrays) if request.logprobs else None
+        return found
+
+    def _dispatched(self, request: GradientsRequest, minibatch: Minibatch) -> tuple[Dispatch, dict[int, tuple[Any, int]]]:
+        """Return how a minibatch is divided, and each rank's part of it."""
+        batch, sequences, held = read_by(request.loss, minibatch.batch), minibatch.sequences, minibatch.held
+        if isinstance(held, CachedMinibatch):
+            return held.dispatch, {rank: (None, held.number) for ranks in self.members for rank in ranks}
+        dispatch = self._dispatch(batch, sequences, self._groups(batch, sequences))
+        return dispatch, self._parts(batch, dispatch)
+
     def _train(self, request: GradientsRequest, minibatch: Minibatch) -> tuple[Any, Float32Array | None]:
         """The step or piece, each data-parallel rank with its part of the sequences."""
-        batch, sequences, held = read_by(request.loss, minibatch.batch), minibatch.sequences, minibatch.held
-        leaders = [ranks[0] for ranks in self.members]
-        parts: dict[int, tuple[Any, int]]
-        if isinstance(held, CachedMinibatch):
-            dispatch, parts = held.dispatch, {rank: (None, held.number) for ranks in self.members for rank in ranks}
-        else:
-            dispatch = self._dispatch(batch, sequences, self._groups(batch, sequences))
-            parts = self._parts(batch, dispatch)
+        leaders, (dispatch, parts) = [ranks[0] for ranks in self.members], self._dispatched(request, minibatch)
+        batch = read_by(request.loss, minibatch.batch)
         given = [(self.model, request, *parts[rank], rank in leaders) for rank in sorted(parts)]
         hook = "train_step" if isinstance(request, spi.TrainStepRequest) else "forward_backward"
         results: list[GradientsResult] = self.calls.together(hook, given)

@@ -7,11 +7,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from attrs import evolve
@@ -53,6 +53,8 @@ from rlcore_ray.failures import PoolName, RemoteError, Reply, WorkerInfo
 from rlcore_ray.orphan_processes import mark_children
 from rlcore_ray.step_data_cache import CachedColumn, StepDataCache
 from rlcore_ray.worker_stream import Collected, NumberedRequest, WorkerStream
+
+RequestT = TypeVar("RequestT", spi.TrainStepRequest, spi.ForwardBackwardRequest)
 
 
 class Worker:
@@ -203,15 +205,34 @@ class Worker:
     ) -> GradientsResult:
         """Train on this rank's share of an optimizer step: one of its node's `parts`, or without these what it holds for the
         update `number`. Ranks that only help another one return no log-probabilities."""
-        microbatches = self._take_held(number, request.loss) if parts is None else parts[number].microbatches()
-        result = gradients_of(self._trainer_handle(model), evolve(request, microbatches=microbatches))
+        result = gradients_of(self._trainer_handle(model), self._filled(request, parts, number))
         return result if returns else evolve(result, logprobs=None)
+
+    def _filled(self, request: RequestT, parts: Sequence[RankPart] | None, number: int) -> RequestT:
+        microbatches = self._take_held(number, request.loss) if parts is None else parts[number].microbatches()
+        return evolve(request, microbatches=microbatches)
 
     def forward_backward(
         self, model: TrainedModel, request: GradientsRequest, parts: Sequence[RankPart] | None, number: int, returns: bool
     ) -> GradientsResult:
         """Add the gradients of this rank's share of a piece of a step; the arguments are those of train_step."""
         return self.train_step(model, request, parts, number, returns)
+
+    def forward_backward_together(
+        self,
+        model: TrainedModel,
+        requests: Mapping[str, spi.ForwardBackwardRequest],
+        max_tokens: int,
+        returns: bool,
+        numbers: Sequence[int],
+        *parts: Sequence[RankPart] | None,
+    ) -> dict[str, spi.ForwardBackwardResult]:
+        """Add the gradients of this rank's share of a piece of each adapter; `numbers` and `parts` are those of train_step."""
+        shares = zip(requests.items(), parts, numbers, strict=True)
+        pieces = {name: self._filled(request, own, number) for (name, request), own, number in shares}
+        request = spi.ForwardBackwardTogetherRequest(pieces=pieces, max_tokens=max_tokens)
+        results = self._trainer_handle(model).forward_backward_together(request).pieces
+        return {name: result if returns else evolve(result, logprobs=None) for name, result in results.items()}
 
     def optim_step(self, model: TrainedModel, request: spi.OptimStepRequest) -> spi.OptimStepResult:
         """Make an optimizer step of the gradients that this rank holds."""

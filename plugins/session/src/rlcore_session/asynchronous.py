@@ -51,6 +51,7 @@ class AsyncSession:
     sample = _awaited_samples(Session.sample)
     logprobs = _awaited(Session.logprobs)
     forward_backward = _awaited(Session.forward_backward)
+    forward_backward_together = _awaited(Session.forward_backward_together)
     optim_step = _awaited(Session.optim_step)
     use_adapter = _awaited(Session.use_adapter)
     sync = _awaited(Session.sync)

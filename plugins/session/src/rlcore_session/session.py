@@ -1,6 +1,6 @@
 """The session: sampling, gradients, updates, and the weights' way from trainer to generator."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -28,7 +28,7 @@ from rlcore_session.records import Completion, Datum, Gradients, Update
 from rlcore_session.sampler import SampleCall, Sampler
 from rlcore_session.storage import Storage
 from rlcore_session.threads import CallThread
-from rlcore_session.training import Training
+from rlcore_session.training import Piece, Training
 
 if TYPE_CHECKING:
     from rlcore_session.asynchronous import AsyncSession
@@ -179,9 +179,32 @@ class Session:
         CallError, and an error of the function itself, leave them.
         """
         self._require_open()
+        piece = self._piece(data, loss, config=config, counts=counts, temperature=temperature)
+        return self._in_order(lambda: self._training.forward_backward(piece))
+
+    def forward_backward_together(self, pieces: Mapping[str, Mapping[str, Any]]) -> dict[str, Gradients]:
+        """Compute `forward_backward` for each of several adapters, in passes that they share. `pieces` has its arguments by the
+        adapter's name: {"one": {"data": data, "loss": "cispo"}}.
+
+        The adapter in use stays in use. Losses are no functions of the driver. An error leaves the gradients of all as they
+        were; with a trainer that lacks the capability `adapters_together` it drops those of these adapters.
+        """
+        self._require_open()
+        checked = {name: self._piece(**arguments) for name, arguments in pieces.items()}
+        return self._in_order(lambda: self._training.forward_backward_together(checked))
+
+    def _piece(
+        self,
+        data: Sequence[Datum] | TokenBatch,
+        loss: str | LossSpec | Derivatives = "cross_entropy",
+        *,
+        config: Any = None,
+        counts: GlobalCounts | None = None,
+        temperature: float = 1.0,
+    ) -> Piece:
         batch = data_batch(data, self._limits)
         require_counts(counts)
-        return self._in_order(lambda: self._training.forward_backward(batch, loss, config, counts, temperature))
+        return Piece(batch=batch, loss=loss, config=config, counts=counts, temperature=temperature)
 
     def optim_step(
         self,
@@ -213,6 +236,11 @@ class Session:
     def has_adapters(self) -> bool:
         """Return whether `use_adapter` can change between adapters."""
         return self._training.has_adapters
+
+    @property
+    def computes_together(self) -> bool:
+        """Return whether `forward_backward_together` shares passes, and an error of it leaves all gradients."""
+        return self._training.computes_together
 
     @property
     def adapter(self) -> str:

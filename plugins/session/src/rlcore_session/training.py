@@ -1,6 +1,6 @@
 """The trainer of a session: gradients, updates and log-probabilities. The session calls it from one thread."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -11,7 +11,17 @@ from attrs import define, evolve, field, frozen
 from rlcore.config.recipe import Recipe
 from rlcore.run.execution.weight_sync import GeneratorSync
 from rlcore.run.train_step.scorers import Reference
-from rlcore.spi import GlobalCounts, LoraSpec, LossSpec, OptimStepRequest, Problem, TokenBatch, UseAdapterRequest, capabilities
+from rlcore.spi import (
+    ForwardBackwardRequest,
+    GlobalCounts,
+    LoraSpec,
+    LossSpec,
+    OptimStepRequest,
+    Problem,
+    TokenBatch,
+    UseAdapterRequest,
+    capabilities,
+)
 from rlcore.spi.arrays import AnyArray, Float32Array
 from rlcore.spi.execution import Backends, Minibatch, TrainerGroup
 from rlcore_session.batches import split
@@ -32,6 +42,22 @@ class ParkedAdapter:
     pieces: int
     dropped: str
     incarnation: int
+
+
+@frozen(kw_only=True, eq=False)
+class Piece:
+    """The data of a call of forward_backward, checked and packed, and its other arguments."""
+
+    batch: TokenBatch
+    loss: str | LossSpec | Derivatives
+    config: Any
+    counts: GlobalCounts | None
+    temperature: float
+
+    def minibatch(self, version: int) -> Minibatch:
+        """Return all sequences of the piece."""
+        counts = self.counts or self.batch.counts()
+        return Minibatch(batch=self.batch, sequences=_every(self.batch), counts=counts, schedule_step=version)
 
 
 @define(kw_only=True, eq=False)
@@ -89,27 +115,21 @@ class Training:
         group = trainer if not reference.is_apart else reference.group.at_temperature(temperature)
         return split(evolve(reference, group=group).of_batch(batch, self.version), batch)
 
-    def forward_backward(
-        self,
-        batch: TokenBatch,
-        loss: str | LossSpec | Derivatives,
-        config: Any,
-        counts: GlobalCounts | None,
-        temperature: float,
-    ) -> Gradients:
+    def forward_backward(self, piece: Piece) -> Gradients:
         """Add the gradients of a loss."""
-        trainer = self._trainer(temperature)
+        trainer, batch, loss = self._trainer(piece.temperature), piece.batch, piece.loss
         if isinstance(loss, str | LossSpec) or not callable(loss):
-            spec = Losses(recipe=self.recipe, trainer=trainer).spec(loss, config, batch)
+            spec = Losses(recipe=self.recipe, trainer=trainer).spec(loss, piece.config, batch)
         else:
-            if config is not None:
-                raise CallError([Problem(path="config", found=f"{config!r:.80}", expected="None: the loss is a function")])
+            if piece.config is not None:
+                found = f"{piece.config!r:.80}"
+                raise CallError([Problem(path="config", found=found, expected="None: the loss is a function")])
             with self._dropping():
                 current = trainer.logprobs(batch, _every(batch), "policy", self.version)
             given = loss(split(current, batch))
             self.weights.to_training()  # the function may have sampled
             spec, batch = LINEAR, batch.with_token_column(DERIVATIVES, derivatives_of(given, batch))
-        minibatch = Minibatch(batch=batch, sequences=_every(batch), counts=counts or batch.counts(), schedule_step=self.version)
+        minibatch = evolve(piece, batch=batch).minibatch(self.version)
         returns = trainer.has(capabilities.STEP_LOGPROBS)
         with self._dropping():
             own = None if returns else trainer.logprobs(batch, _every(batch), "policy", self.version)
@@ -118,6 +138,91 @@ class Training:
         found = own if logprobs is None else logprobs
         assert found is not None, "the trainer returned them, or was asked before"
         return Gradients(loss=result.loss, metrics=dict(result.metrics), logprobs=split(found, batch))
+
+    def forward_backward_together(self, pieces: Mapping[str, Piece]) -> dict[str, Gradients]:
+        """Add the gradients of a piece to those of each of several adapters."""
+        self._require_pieces(pieces)
+        if not self.backends.trainer.has(capabilities.STEP_LOGPROBS):
+            return self._by_turns(pieces)
+        requests = {}
+        for name, piece in pieces.items():
+            own = self._counts(name)
+            spec = Losses(recipe=self.recipe, trainer=self._trainer(piece.temperature)).spec(
+                piece.loss, piece.config, piece.batch
+            )
+            request = ForwardBackwardRequest(
+                microbatches=(),
+                counts=piece.counts or piece.batch.counts(),
+                loss=spec,
+                temperature=float(piece.temperature),
+                weight_version=own.version,
+                piece=own.pieces,
+            )
+            requests[name] = request, piece.minibatch(own.version)
+        try:
+            found = self.backends.trainer.forward_backward_together(requests)
+        except BaseException as error:
+            if not self.computes_together:
+                self._drop(pieces, error)
+            raise
+        for name in pieces:
+            self._note(name, pieces=self._counts(name).pieces + 1)
+        return {
+            name: Gradients(loss=result.loss, metrics=dict(result.metrics), logprobs=split(logprobs, pieces[name].batch))
+            for name, (result, logprobs) in found.items()
+            if logprobs is not None
+        }
+
+    def _by_turns(self, pieces: Mapping[str, Piece]) -> dict[str, Gradients]:
+        """Go through the adapters of a trainer that returns no log-probabilities with gradients."""
+        used, found = self.adapter, {}
+        try:
+            for name, piece in pieces.items():
+                self.use_adapter(name, None, ())
+                found[name] = self.forward_backward(piece)
+        except BaseException as error:
+            self._drop(pieces, error)
+            raise
+        finally:
+            if self.is_usable:
+                self.use_adapter(used, None, ())
+        return found
+
+    def _counts(self, adapter: str) -> ParkedAdapter:
+        """Return the counts of an adapter, also of the one in use."""
+        if adapter != self.adapter:
+            return self.parked[adapter]
+        return ParkedAdapter(version=self.version, pieces=self.pieces, dropped=self.dropped, incarnation=self.incarnation)
+
+    def _note(self, adapter: str, *, pieces: int, dropped: str = "") -> None:
+        if adapter == self.adapter:
+            self.pieces, self.dropped = pieces, dropped
+        else:
+            self.parked[adapter] = evolve(self.parked[adapter], pieces=pieces, dropped=dropped)
+
+    def _drop(self, adapters: Collection[str], error: BaseException) -> None:
+        """Note that an error of a call dropped the gradients of these adapters."""
+        for name in adapters:
+            count = self._counts(name).pieces or 1
+            self._note(name, pieces=0, dropped=f", since {type(error).__name__} dropped those of {count} call(s)")
+
+    def _require_pieces(self, pieces: Mapping[str, Piece]) -> None:
+        call = "forward_backward_together"
+        self._require_many(call)
+        known = {self.adapter, *self.parked}
+        if not pieces or pieces.keys() - known:
+            found, expected = ", ".join(map(repr, pieces)) or "no adapter", f"some of {', '.join(sorted(map(repr, known)))}"
+            raise CallError([Problem(path=call, found=found, expected=expected, remedy="A seed of use_adapter begins one.")])
+        require_none(
+            Problem(
+                path=f"{call}[{name!r}].loss",
+                found="a function",
+                expected="a name, a path or a LossSpec",
+                remedy="forward_backward takes functions",
+            )
+            for name, piece in pieces.items()
+            if callable(piece.loss)
+        )
 
     def optim_step(self, settings: Mapping[str, Any]) -> Update:
         """Apply the gradients held."""
@@ -173,12 +278,22 @@ class Training:
         """Return whether the trainer changes between adapters."""
         return self.recipe.lora is not None and self.backends.trainer.has(capabilities.MANY_ADAPTERS)
 
-    def _require_adapters(self, name: str, seed: int | None, rank: int | None, drops: Sequence[str]) -> None:
-        if self.recipe.lora is None or not self.has_adapters:
-            found = "a recipe without [lora]" if self.recipe.lora is None else "a trainer that keeps one adapter"
+    @property
+    def computes_together(self) -> bool:
+        """Return whether pieces of several adapters share the trainer's passes, and a failure leaves all gradients."""
+        return self.has_adapters and self.backends.trainer.has(capabilities.ADAPTERS_TOGETHER)
+
+    def _require_many(self, call: str) -> LoraSpec:
+        lora = self.recipe.lora
+        if lora is None or not self.has_adapters:
+            found = "a recipe without [lora]" if lora is None else "a trainer that keeps one adapter"
             expected = "[lora], and a trainer with the capability many_adapters"
-            raise CallError([Problem(path="use_adapter", found=found, expected=expected)])
-        require_none([*_adapter_problems(name, seed, drops), *_rank_problems(seed, rank, self.recipe.lora)])
+            raise CallError([Problem(path=call, found=found, expected=expected)])
+        return lora
+
+    def _require_adapters(self, name: str, seed: int | None, rank: int | None, drops: Sequence[str]) -> None:
+        lora = self._require_many("use_adapter")
+        require_none([*_adapter_problems(name, seed, drops), *_rank_problems(seed, rank, lora)])
         known = {self.adapter, *self.parked}
         unknown = [one for one in (*drops, *([name] if seed is None else [])) if one not in known or name in drops]
         if unknown:

@@ -4,15 +4,20 @@ A model's adapter has the model's id as its name in the trainer. The one named "
 more holds the checkpoint that a sampler asked for last.
 """
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from attrs import field, frozen
+
+from rlcore.spi import LossSpec, TokenBatch
 from rlcore.spi.arrays import Float32Array
 from rlcore_serve.sessions.off_loop import off_loop
-from rlcore_tinker.backend import TrainingSession
+from rlcore_tinker.backend import PieceGradients, TrainingSession
 from rlcore_tinker.errors import RequestError
+from rlcore_tinker.tasks import Tasks
 from rlcore_tinker.weights import BASE, NamedWeights, SampledWeights
 
 UNTRAINED, LOADED = "", "checkpoint of a sampler"
@@ -30,6 +35,9 @@ class AdapterPool(SampledWeights):
         self._models: dict[str, AdapterWeights] = {}
         self._begun: set[str] = {UNTRAINED}
         """Adapters that the trainer has."""
+        self._waiting: dict[str, WaitingPiece] = {}
+        """Pieces that wait for the trainer, by their adapters in the order in which they came."""
+        self._tasks = Tasks()
 
     def open(self, adapter: str, seed: int, rank: int | None) -> "AdapterWeights":
         """Return the weights of a new model; its adapter begins with `AdapterWeights.begin`."""
@@ -66,6 +74,34 @@ class AdapterPool(SampledWeights):
         async with self._trainer:
             await self._use(adapter)
             yield self._session
+
+    async def forward_backward(self, adapter: str, data: TokenBatch, loss: LossSpec) -> PieceGradients:
+        """Add the gradients of a piece of an adapter. Those that wait when the trainer is free share its passes."""
+        piece = WaitingPiece(data, loss)
+        self._waiting[adapter] = piece
+        self._tasks.start(self._answer_waiting())
+        try:
+            return await piece.gradients
+        finally:
+            if self._waiting.get(adapter) is piece:  # it is cancelled before its turn
+                del self._waiting[adapter]
+
+    async def _answer_waiting(self) -> None:
+        async with self._trainer:
+            pieces, self._waiting = self._waiting, {}
+            if len(pieces) > 1 and self._session.computes_together:
+                given = {adapter: {"data": piece.data, "loss": piece.loss} for adapter, piece in pieces.items()}
+                with suppress(Exception):  # by turns each gets its own error, or none
+                    found = await off_loop(self._session.forward_backward_together, given)
+                    for adapter, piece in pieces.items():
+                        piece.answer(found[adapter])
+                    return
+            for adapter, piece in pieces.items():
+                try:
+                    await self._use(adapter)
+                    piece.answer(await off_loop(self._session.forward_backward, piece.data, piece.loss))
+                except Exception as error:
+                    piece.answer(error)
 
     async def begin(self, adapter: str, seed: int, rank: int | None, files: Path | None, name: str, *, optimizer: bool) -> None:
         """Begin an adapter anew at a rank, or with the state of these files."""
@@ -135,6 +171,28 @@ class AdapterPool(SampledWeights):
             await off_loop(use)
 
 
+@frozen(eq=False)
+class WaitingPiece:
+    """A piece that waits for the trainer."""
+
+    data: TokenBatch
+    loss: LossSpec
+    gradients: "asyncio.Future[PieceGradients]" = field(init=False)
+
+    @gradients.default
+    def _future(self) -> "asyncio.Future[PieceGradients]":
+        return asyncio.get_running_loop().create_future()
+
+    def answer(self, found: PieceGradients | Exception) -> None:
+        """End the wait, unless it was cancelled."""
+        if self.gradients.done():
+            return
+        if isinstance(found, Exception):
+            self.gradients.set_exception(found)
+        else:
+            self.gradients.set_result(found)
+
+
 class AdapterWeights:
     """The weights of one model under training: an adapter of the pool."""
 
@@ -156,6 +214,10 @@ class AdapterWeights:
     def has_changed(self, name: str) -> None:
         """Note the new name of the model's weights."""
         self._name = name
+
+    async def forward_backward(self, data: TokenBatch, loss: LossSpec) -> PieceGradients:
+        """Add the gradients of a piece to those of the step; see AdapterPool."""
+        return await self._pool.forward_backward(self._adapter, data, loss)
 
     def has_gradients(self, *, found: bool) -> None:
         """Do nothing: an adapter keeps its gradients while others are in use."""

@@ -88,6 +88,13 @@ class TrainingSession(Protocol):
     def forward_backward(self, data: TokenBatch, loss: LossSpec) -> PieceGradients:
         """Add the gradients of the data to those of the step."""
 
+    @property
+    def computes_together(self) -> bool:
+        """Return whether `forward_backward_together` shares passes, and an error of it leaves all gradients."""
+
+    def forward_backward_together(self, pieces: Mapping[str, Mapping[str, Any]]) -> Mapping[str, PieceGradients]:
+        """Add the gradients of each adapter's piece: the arguments of forward_backward by the adapter's name."""
+
     def drop_gradients(self) -> None:
         """Drop the gradients of the step."""
 

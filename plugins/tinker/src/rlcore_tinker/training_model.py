@@ -190,14 +190,12 @@ class TrainingModel:
         return await off_loop(_loss_of, piece, logprobs), {}, logprobs
 
     async def _backward(self, piece: TrainingPiece) -> tuple[float, dict[str, float], Sequence[Float32Array]]:
-        async with self.weights.training() as session:
-            if self.failure is not None:  # the step has no whole gradient any more
-                raise RequestError(
-                    f"forward_backward: an earlier one of this step failed, and this one adds nothing: {self.failure}"
-                )
-            gradients = await off_loop(session.forward_backward, piece.batch, piece.loss.spec(piece.config))
-            self.num_pieces += 1
-            self.weights.has_gradients(found=True)
+        if self.failure is not None:  # the step has no whole gradient any more
+            raise RequestError(
+                f"forward_backward: an earlier one of this step failed, and this one adds nothing: {self.failure}"
+            )
+        gradients = await self.weights.forward_backward(piece.batch, piece.loss.spec(piece.config))
+        self.num_pieces += 1
         return gradients.loss, dict(gradients.metrics), gradients.logprobs
 
     def _changed(self) -> None:

@@ -18,9 +18,10 @@ from pathlib import Path
 
 from attrs import frozen
 
+from rlcore.spi import LossSpec, TokenBatch
 from rlcore.spi.arrays import Float32Array
 from rlcore_serve.sessions.off_loop import off_loop
-from rlcore_tinker.backend import TrainingSession
+from rlcore_tinker.backend import PieceGradients, TrainingSession
 from rlcore_tinker.checkpoints import holds
 from rlcore_tinker.errors import RequestError
 
@@ -139,6 +140,13 @@ class Weights(SampledWeights):
                     return
             async with self._generator.alone(), self._trainer:
                 await self._fetch_back()
+
+    async def forward_backward(self, data: TokenBatch, loss: LossSpec) -> PieceGradients:
+        """Add the gradients of a piece to those of the step."""
+        async with self.training() as session:
+            gradients = await off_loop(session.forward_backward, data, loss)
+            self._has_gradients = True
+        return gradients
 
     def has_changed(self, name: str) -> None:
         """Note the new name of the training state, which the trainer holds. Gradients are gone."""

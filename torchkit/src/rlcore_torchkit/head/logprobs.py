@@ -192,7 +192,7 @@ def shared_forward(model: nn.Module, tokens: Tensor, packed: PackedSequences) ->
     if tokens.device.type != "cpu":
         return packed_forward(model, tokens, packed)
     _check_tokens(tokens, packed)
-    first, rows = common_beginnings(tokens.numpy(), packed.offsets)
+    first, rows = common_beginnings(tokens.numpy(), packed.offsets, packed.owners)
     if len(first) > WORTHWHILE * len(rows):
         return packed_forward(model, tokens, packed)
     shared = SharedSequences.of(packed, torch.from_numpy(first), torch.from_numpy(rows))
@@ -205,17 +205,18 @@ def _check_tokens(tokens: Tensor, packed: PackedSequences) -> None:
         raise ContractError(f"tokens: found shape {list(tokens.shape)}; expected [{packed.num_tokens}], as the offsets say")
 
 
-def common_beginnings(tokens: Tokens, offsets: Int64Array) -> tuple[Int64Array, Int64Array]:
+def common_beginnings(tokens: Tokens, offsets: Int64Array, owners: Int64Array | None = None) -> tuple[Int64Array, Int64Array]:
     """int64 [R]: a packed token of each row; and int64 [T]: the row of each packed token. Two tokens have one row where they,
-    and all before them in their sequences, are the same."""
+    and all before them in their sequences, are the same, and their sequences have one owner. Rows are in the owners' order."""
     sequences = [tokens[start:end] for start, end in pairwise(offsets)]
+    owner = np.zeros(len(sequences), np.int64) if owners is None else owners
     # In the order of their bytes, sequences with a common beginning are neighbours; which order that is does not matter.
-    order = sorted(range(len(sequences)), key=lambda index: sequences[index].tobytes())
+    order = sorted(range(len(sequences)), key=lambda index: (owner[index], sequences[index].tobytes()))
     rows, first = np.empty(len(tokens), np.int64), []
     num_rows, before = 0, order[0]
     for index in order:
         start, end = int(offsets[index]), int(offsets[index + 1])
-        common = 0 if index == before else _common(sequences[before], sequences[index])
+        common = 0 if index == before or owner[index] != owner[before] else _common(sequences[before], sequences[index])
         rows[start : start + common] = rows[offsets[before] : offsets[before] + common]
         rows[start + common : end] = np.arange(num_rows, num_rows + end - start - common)
         first.append(np.arange(start + common, end))

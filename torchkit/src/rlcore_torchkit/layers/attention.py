@@ -53,9 +53,13 @@ class PackedSequences:
     """int64 [1, T], on the device: from 0 in every sequence."""
     max_length: int
     """Tokens of the longest sequence."""
+    owners: Int64Array | None = None
+    """int64 [N], ascending from 0: the one of several models that computes each sequence; None where one computes all."""
 
     @classmethod
-    def from_offsets(cls, offsets: "Int64Array | Tensor", device: torch.device | str) -> "PackedSequences":
+    def from_offsets(
+        cls, offsets: "Int64Array | Tensor", device: torch.device | str, owners: Int64Array | None = None
+    ) -> "PackedSequences":
         """The bounds of sequences by their offsets, int64 [N+1] on the host, from 0 to T; ContractError where one is empty."""
         host = offsets.cpu().numpy() if isinstance(offsets, Tensor) else offsets
         check_offsets("offsets", host, int(host[-1]) if len(host) else 0, allow_empty=False)
@@ -69,11 +73,18 @@ class PackedSequences:
             cu_seqlens=torch.from_numpy(host.astype(np.int32)).to(device),
             position_ids=torch.from_numpy(positions).to(device)[None],
             max_length=int(lengths.max()),
+            owners=owners,
         )
 
     @property
     def num_tokens(self) -> int:
         return int(self.offsets[-1])
+
+    @property
+    def rows_of_owners(self) -> list[int]:
+        """Return the number of consecutive rows that a model is given of each owner."""
+        assert self.owners is not None, "of several models"
+        return np.bincount(np.repeat(self.owners, np.diff(self.offsets))).tolist()
 
     @property
     def num_sequences(self) -> int:
@@ -128,6 +139,7 @@ class SharedSequences(PackedSequences):
             cu_seqlens=packed.cu_seqlens,
             position_ids=packed.position_ids.index_select(1, first),
             max_length=packed.max_length,
+            owners=packed.owners,
             first=first,
             rows=rows,
         )
@@ -136,6 +148,12 @@ class SharedSequences(PackedSequences):
     def num_tokens(self) -> int:
         """R: what a model is given."""
         return len(self.first)
+
+    @property
+    def rows_of_owners(self) -> list[int]:
+        """Return the number of consecutive rows that a model is given of each owner."""
+        assert self.owners is not None, "of several models"
+        return np.bincount(np.repeat(self.owners, np.diff(self.offsets))[self.first.numpy()]).tolist()
 
     @cached_property
     def plan(self) -> AttentionPlan:

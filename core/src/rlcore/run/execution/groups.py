@@ -22,6 +22,7 @@ TokensRequest: TypeAlias = spi.LogprobsRequest | spi.ValuesRequest
 
 
 GradientsRequest: TypeAlias = spi.TrainStepRequest | spi.ForwardBackwardRequest
+RequestT = TypeVar("RequestT", spi.TrainStepRequest, spi.ForwardBackwardRequest)
 GradientsResult: TypeAlias = spi.TrainStepResult | spi.ForwardBackwardResult
 
 
@@ -190,14 +191,26 @@ class InProcessTrainer(InProcessGroup[TrainerHandle], MinibatchTrainer):
         """See TrainerGroup."""
         return self.handle.use_adapter(request)
 
+    def forward_backward_together(
+        self, pieces: Mapping[str, tuple[spi.ForwardBackwardRequest, Minibatch]]
+    ) -> dict[str, tuple[spi.ForwardBackwardResult, Float32Array | None]]:
+        """See TrainerGroup."""
+        cuts = {name: self._cut_of(*piece) for name, piece in pieces.items()}
+        requests = {name: _filled(request, cuts[name]) for name, (request, _) in pieces.items()}
+        request = spi.ForwardBackwardTogetherRequest(pieces=requests, max_tokens=self.max_tokens_per_microbatch)
+        results = self.handle.forward_backward_together(request).pieces
+        return {name: (results[name], _rows(results[name], cuts[name], pieces[name][1])) for name in pieces}
+
     def _train(self, request: GradientsRequest, minibatch: Minibatch) -> tuple[Any, Float32Array | None]:
-        batch, cut = minibatch.batch, minibatch.held
-        if not isinstance(cut, CutMinibatch):
-            read = read_by(request.loss, batch)
-            cut = self._cut(read, minibatch.sequences, self._groups(batch, minibatch.sequences))
-        microbatches = tuple(read_by(request.loss, one) for one in cut.microbatches)
-        result = gradients_of(self.handle, evolve(request, microbatches=microbatches))
-        return result, None if result.logprobs is None else put_rows(result.logprobs, batch.offsets, cut.sequences)
+        cut = self._cut_of(request, minibatch)
+        result = gradients_of(self.handle, _filled(request, cut))
+        return result, _rows(result, cut, minibatch)
+
+    def _cut_of(self, request: GradientsRequest, minibatch: Minibatch) -> CutMinibatch:
+        if isinstance(minibatch.held, CutMinibatch):
+            return minibatch.held
+        batch, sequences = minibatch.batch, minibatch.sequences
+        return self._cut(read_by(request.loss, batch), sequences, self._groups(batch, sequences))
 
     def _evaluate(self, request: TokensRequest, batch: spi.TokenBatch, sequences: Int64Array) -> Float32Array:
         cut = self._cut(batch, sequences, None)
@@ -224,6 +237,14 @@ class InProcessGenerator(InProcessGroup[GeneratorHandle]):
     def stream(self, feed: ResponseFeed, weight_version: int) -> None:
         """Generate the requests of a feed until it ends."""
         run_stream(self.handle, self.decoder, feed, weight_version)
+
+
+def _filled(request: RequestT, cut: CutMinibatch) -> RequestT:
+    return evolve(request, microbatches=tuple(read_by(request.loss, one) for one in cut.microbatches))
+
+
+def _rows(result: GradientsResult, cut: CutMinibatch, minibatch: Minibatch) -> Float32Array | None:
+    return None if result.logprobs is None else put_rows(result.logprobs, minibatch.batch.offsets, cut.sequences)
 
 
 def read_by(loss: spi.LossSpec, batch: spi.TokenBatch) -> spi.TokenBatch:

@@ -1,0 +1,163 @@
+"""Pieces of several adapters in shared passes equal those by turns."""
+
+from collections.abc import Callable
+from functools import cache
+from itertools import count
+
+import pytest
+from attrs import evolve
+from fsdp2_lora_cases import DROPOUT
+from fsdp2_support import ALPHABET, WEIGHTED, make_config
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lora_support import OPTIMIZER, SPEC, lora_context
+from together_support import (
+    LIKELIHOOD,
+    TOLERANCE,
+    Round,
+    assert_close,
+    assert_same_tensors,
+    by_turns,
+    gradients,
+    in_one_call,
+    play,
+    random_piece,
+    saved,
+)
+
+from rlcore.spi import ContractError, LossSpec, NonFiniteError, UseAdapterRequest
+from rlcore_fsdp2.adapters_together import planned
+from rlcore_fsdp2.backend import Fsdp2Backend
+from rlcore_torchkit.testing.models import make_model
+
+NAMES = ("", "a", "b", "c")
+KINDS = {
+    "plain": ("qwen3", {}, {}),
+    "bias": ("qwen2", {}, {}),
+    "experts": ("qwen3_moe", {}, {}),
+    "dropout": ("qwen3", {}, {"dropout": DROPOUT}),
+    "checkpointing": ("qwen3", {"activation_checkpointing": True}, {"dropout": DROPOUT}),
+}
+"""Family, the trainer's options and those of [lora]."""
+FEW = settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+NUMBERS = count()
+CALM = evolve(OPTIMIZER, eps=1e-2)
+"""An optimizer by which the rounding of a gradient next to nothing stays that small in weights."""
+
+
+@pytest.fixture(scope="module")
+def backends(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Fsdp2Backend, Fsdp2Backend]]:
+    """Two equal trainers of a kind."""
+    root = tmp_path_factory.mktemp("together")
+
+    @cache
+    def made(kind: str) -> tuple[Fsdp2Backend, Fsdp2Backend]:
+        family, options, lora = KINDS[kind]
+        if not (root / "models" / family).is_dir():
+            make_model(root / "models" / family, family, tied=family != "qwen3_moe", num_layers=2, alphabet=ALPHABET)
+        context = lora_context(root / "models" / family, evolve(SPEC, **lora), optimizer=CALM)
+        return Fsdp2Backend(context, make_config(**options)), Fsdp2Backend(context, make_config(**options))
+
+    return made
+
+
+@st.composite
+def games(draw: st.DrawFn) -> tuple[dict[str, int], list[Round]]:
+    """Adapters with their seeds, and rounds of pieces and updates."""
+    names = NAMES[: draw(st.integers(1, 4))]
+    rounds = []
+    for _ in range(draw(st.integers(2, 4))):
+        chosen = draw(st.permutations(names))[: draw(st.integers(1, len(names)))]
+        pieces = {}
+        for name in chosen:
+            piece = random_piece(
+                draw(st.integers(0, 10**6)),
+                num_microbatches=draw(st.integers(1, 3)),
+                loss=draw(st.sampled_from([WEIGHTED, LIKELIHOOD])),
+                max_length=draw(st.sampled_from([3, 11, 24])),
+            )
+            pieces[name] = evolve(piece, temperature=draw(st.sampled_from([1.0, 1.3])))
+        updates = draw(st.lists(st.sampled_from(names), unique=True))
+        rounds.append(Round(pieces=pieces, max_tokens=draw(st.sampled_from([1, 40, 4096])), updates=tuple(updates)))
+    rounds.append(evolve(rounds[-1], updates=names))
+    return {name: draw(st.integers(0, 100)) for name in names}, rounds
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@FEW
+@given(game=games())
+def test_together_equals_by_turns(kind, backends, tmp_path, game):
+    seeds, rounds = game
+    shared, alone = backends(kind)
+    assert_close(play(shared, rounds, seeds, together=True), play(alone, rounds, seeds, together=False))
+    directory = tmp_path / str(next(NUMBERS))
+    for number, name in enumerate(seeds):
+        found, expected = (
+            saved(one, name, directory / f"{number}-{what}") for one, what in ((shared, "together"), (alone, "by turns"))
+        )
+        assert_same_tensors(found, expected, TOLERANCE)
+
+
+NAN = LossSpec(path="fsdp2_support:nan_loss", config=-1e9, token_columns=("advantages",))
+RAISING = LossSpec(path="fsdp2_support:raising_loss", config=None, token_columns=())
+
+
+@pytest.mark.parametrize(("loss", "error"), [(NAN, NonFiniteError), (RAISING, ZeroDivisionError)])
+def test_failure_leaves_the_gradients_of_all(loss, error, backends):
+    """Those of earlier pieces, and of the adapter in use; the same pieces can be added by turns behind it."""
+    shared, alone = backends("dropout")
+    first = {name: random_piece(seed, num_microbatches=2) for seed, name in enumerate(NAMES[:3])}
+    second = {name: evolve(random_piece(9 + seed, num_microbatches=1), piece=1) for seed, name in enumerate(NAMES[:3])}
+    for backend in (shared, alone):
+        for seed, name in enumerate(first):
+            backend.use_adapter(UseAdapterRequest(name=name, seed=seed))
+        in_one_call(backend, first, 4096)
+    before = {name: gradients(shared, name) for name in first}
+    shared.use_adapter(UseAdapterRequest(name="a"))
+    with pytest.raises(error):
+        in_one_call(shared, second | {"b": evolve(second["b"], loss=loss)}, 4096)
+    for name, held in before.items():
+        assert_same_tensors(gradients(shared, name), held, 0.0)
+    by_turns(shared, second, 0)
+    by_turns(alone, second, 0)
+    for name in first:
+        assert_same_tensors(gradients(shared, name), gradients(alone, name), 0.0)
+
+
+def test_adapter_in_use_stays_in_use(backends):
+    shared, _ = backends("plain")
+    for seed, name in enumerate(NAMES[:2]):
+        shared.use_adapter(UseAdapterRequest(name=name, seed=seed))
+    weights = {name: parameter.detach().clone() for name, parameter in shared.policy.named_parameters()}
+    in_one_call(shared, {"": random_piece(0, num_microbatches=1)}, 4096)
+    now = dict(shared.policy.named_parameters())
+    assert all((now[name] == tensor).all() for name, tensor in weights.items())
+    assert all(parameter.grad is None for parameter in now.values())
+
+
+def test_wrong_version_is_refused(backends):
+    shared, _ = backends("plain")
+    shared.use_adapter(UseAdapterRequest(name="a", seed=0))
+    with pytest.raises(ContractError, match="weight_version 3"):
+        in_one_call(shared, {"a": evolve(random_piece(0, num_microbatches=1), weight_version=3)}, 4096)
+
+
+def test_trainer_of_whole_weights_has_no_adapters(tmp_path):
+    make_model(tmp_path, "qwen3", tied=True, num_layers=1, alphabet=ALPHABET)
+    whole = Fsdp2Backend(evolve(lora_context(tmp_path), lora=None), make_config())
+    with pytest.raises(ContractError, match="whole weights"):
+        in_one_call(whole, {"": random_piece(0, num_microbatches=1)}, 4096)
+
+
+def test_passes_are_filled_in_order():
+    """Each microbatch goes into the first pass that has room, and is of its temperature; a larger one goes by itself."""
+    piece = random_piece(0, num_microbatches=1)
+    pieces = {"a": piece, "b": piece, "hot": evolve(piece, temperature=2.0), "plain": evolve(piece, loss=LIKELIHOOD)}
+    sizes = {("a", 0): 6, ("a", 1): 3, ("b", 0): 4, ("b", 1): 20, ("hot", 0): 1, ("plain", 0): 1, ("plain", 1): 2}
+    assert planned(pieces, sizes, 10) == [
+        [("a", 0), ("a", 1)],
+        [("b", 0)],
+        [("b", 1)],
+        [("hot", 0)],
+        [("plain", 0), ("plain", 1)],
+    ]
