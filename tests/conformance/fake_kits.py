@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rlcore.spi import GlobalCounts, LossInputs, LossSpec, ModelSpec, Provider, TokenBatch, capabilities
+from rlcore.spi import GlobalCounts, LoraSpec, LossInputs, LossSpec, ModelSpec, Provider, TokenBatch, capabilities
 from rlcore.spi.arrays import Int32Array
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
 from rlcore.testing.fakes.generator import OWN_SCALE
@@ -199,6 +199,16 @@ class FakeGeneratorConformance(GeneratorConformance):
     def reference(self, model: ModelSpec) -> Reference:
         """The naive one, of as many tokens as the tokenizer has."""
         return TableReference(VOCABULARY_SIZE)
+
+    @pytest.fixture
+    def lora(self) -> LoraSpec:
+        """Adapters of two of the three tables."""
+        return LoraSpec(rank=3, alpha=6.0, targets=("transition", "position"))
+
+    @pytest.fixture
+    def adapter_scale(self) -> float:
+        """What changes the tables as much as their own values are."""
+        return 0.5
 
     @pytest.fixture
     def decode(self) -> Any:

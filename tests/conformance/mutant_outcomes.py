@@ -15,6 +15,7 @@ MODULES = (
     "mutant_split_steps",
     "mutant_ranks",
     "mutant_generators",
+    "mutant_adapters",
     "mutant_algorithms",
     "mutant_environments",
     "mutant_sinks",

@@ -1,5 +1,6 @@
 """One conformance class a mutant, reduced to the check that has to fail; run by test_mutants in one process."""
 
+import mutant_adapters  # noqa: F401 - registers its mutants
 import mutant_algorithms  # noqa: F401 - registers its mutants
 import mutant_channels
 import mutant_collectors

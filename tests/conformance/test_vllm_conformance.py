@@ -61,8 +61,13 @@ class VllmConformance(GeneratorConformance):
         return partial(opened, provider, config, generator_context, tolerance, kept)
 
     @pytest.fixture
-    def adapted(self, provider, config, adapted_context, tolerance, kept):
-        return opened(provider, config, adapted_context, tolerance, kept)
+    def adapted(self, provider, config, many_context, tolerance, kept):
+        return opened(provider, config, many_context, tolerance, kept)
+
+    @pytest.fixture
+    def many(self, adapted):
+        """The same engine, which has room for several adapters."""
+        return adapted
 
 
 def opened(provider, config, context, tolerance, kept):

@@ -8,7 +8,7 @@ from torch import nn
 from vllm.lora.layers import BaseLayerWithLoRA
 
 from rlcore.spi import LoraSpec, RefitError
-from rlcore_vllm.ranks.adapters import replace_adapters, without_adapters
+from rlcore_vllm.ranks.adapters import put_adapter, without_adapters
 
 
 class Around(BaseLayerWithLoRA):
@@ -21,7 +21,10 @@ class Around(BaseLayerWithLoRA):
 def model():
     model = nn.ModuleDict({"first": Around(nn.Linear(2, 3)), "second": nn.Sequential(Around(nn.Linear(3, 2)), nn.LayerNorm(2))})
     model.lora_manager = SimpleNamespace(
-        modules={"first": model["first"]}, packed_modules={}, lora_config=SimpleNamespace(lora_dtype=torch.float32)
+        modules={"first": model["first"]},
+        packed_modules={},
+        lora_config=SimpleNamespace(lora_dtype=torch.float32),
+        list_adapters=lambda: {2: None},
     )
     return model
 
@@ -39,4 +42,10 @@ def test_adapters_of_layers_that_vllm_has_not_are_refused(model):
     """It would pass them over, and sample from another policy."""
     tensors = {"third.lora_A.weight": torch.ones(1, 2), "third.lora_B.weight": torch.ones(3, 1)}
     with pytest.raises(RefitError, match="third"):
-        replace_adapters(model, tensors, LoraSpec(rank=1), "cpu")
+        put_adapter(model, 1, (), tensors, LoraSpec(rank=1), "cpu")
+
+
+def test_adapters_that_vllm_has_lost_are_missed(model):
+    tensors = {"first.lora_A.weight": torch.ones(1, 2), "first.lora_B.weight": torch.ones(3, 1)}
+    with pytest.raises(RefitError, match="no adapter 3 in vLLM"):
+        put_adapter(model, 1, (2, 3), tensors, LoraSpec(rank=1), "cpu")

@@ -265,7 +265,7 @@ def test_a_stream_may_end_while_a_refit_is_under_way(backend, two_models, start_
     replica.begin_update().result(120)
     stream.feed.end()
     stream.call.result(120)
-    replica.end_update(0).result(120)
+    replica.end_update({0: 0}).result(120)
     samples = stream.samples()
     assert [sample.finish_reason for sample in samples] == [FinishReason.LENGTH] + [FinishReason.ABORTED] * 5
     whole = samples_of(backend.generate(long))
@@ -289,7 +289,7 @@ def test_a_cut_that_fails_is_an_error_and_no_wait_for_ever(backend, monkeypatch)
     engine.cut([call])
     with pytest.raises(WorkerError, match="on fire"):
         call.result(120)
-    engine.end_update(0).result(120)
+    engine.end_update({0: 0}).result(120)
     assert len(backend.generate(request_of()).tokens)
     assert not delivered
 

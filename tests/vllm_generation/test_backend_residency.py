@@ -66,7 +66,7 @@ class Engine:
             done.set_result(None)
         return done
 
-    def end_update(self, version):
+    def end_update(self, versions):
         return self.begin_update()
 
     def set_residency(self, *, weights, cache, discard_weights):

@@ -123,7 +123,7 @@ def test_pauses_take_samples_off_the_device_and_some_are_dropped(engine):
     kept, finished = begin_samples(engine.replica, 3, **options)
     for _ in range(4):
         engine.replica.begin_update().result()
-        engine.replica.end_update(3).result()
+        engine.replica.end_update({0: 3}).result()
     dropped.cancel()
     kept.result()
     assert len(finished) == len(LENGTHS)

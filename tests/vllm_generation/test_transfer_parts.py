@@ -89,7 +89,7 @@ class Trial:
         try:
             assert self.transfer.take_shards(export, export.shards, holds_weights=True) == export.shards.digest
         finally:
-            self.replica.end_update(version).result()
+            self.replica.end_update({0: version}).result()
         return self.call("received_bytes")
 
     def held(self):

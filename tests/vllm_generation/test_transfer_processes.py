@@ -168,7 +168,7 @@ def test_changes_of_parts_come_to_what_whole_tensors_do(replica, transfer_over, 
         export = sender.export(request, specs, list(map(whole_slice, specs)), read)
         replica.begin_update().result()
         assert transfer.take_shards(export, export.shards, holds_weights=True) == export.shards.digest
-        replica.end_update(version).result()
+        replica.end_update({0: version}).result()
         sent.append(export.shards.sent_bytes)
 
     transfer = transfer_over("shards")
@@ -195,7 +195,7 @@ def test_changes_in_files_come_to_what_whole_tensors_do(replica, transfer_over, 
         with_special_values(tensors, 0x7FC00000 + version)
         replica.begin_update().result()
         transfer.send(export_of(tensors, version), "host")
-        replica.end_update(version).result()
+        replica.end_update({0: version}).result()
         sent.append(transfer.sent_bytes)
         for tensor in tensors.values():
             tensor.view(-1)[:: 50 + version] *= 1.5
@@ -351,7 +351,7 @@ def test_a_rank_that_hangs(replica, transfer_over, weights, fault_file, assert_h
     with pytest.raises(WorkerError, match=r"replica vllm-0 .* \(bucket\) within 4 s"):
         transfer_over("shared_memory", evolve(TWO_RANKS, refit_timeout_s=4.0)).send(export_of(weights(30), 30))
     go_on.touch()
-    replica.end_update(30).result()
+    replica.end_update({0: 30}).result()
     refit([replica], transfer_over("shared_memory"), export_of(weights(31), 31))
     assert_holds(31, 30)
 

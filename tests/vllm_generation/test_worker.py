@@ -27,6 +27,8 @@ class Worker(WorkerExtension):
         self._weight_update_active = False
         self.weight_transfer_engine = SimpleNamespace(
             abandon=lambda: self.calls.append("abandon"),
+            brings_weights=True,
+            finish_weight_update=lambda: self.calls.append("own finish"),
             put_adapters_in_place=lambda: self.calls.append("adapters"),
             reset_weight_update_target=lambda: self.calls.append("reset"),
             acknowledgement=lambda: {"weight_version": 5, "digests": {"a": 1}},
@@ -65,6 +67,15 @@ def test_the_steps_of_a_refit_are_vllms_calls_in_order(rank):
     assert answers == [{}, {}, {}, {"weight_version": 5, "digests": {"a": 1}}]
     begin, bucket = {"manifest": {"of": "begin"}}, {"bucket": {"of": "bucket"}}
     assert rank.calls == [("connect", {"of": "connect"}), "start", begin, bucket, "finish", "adapters"]
+
+
+def test_a_refit_of_adapters_alone_leaves_out_what_vllm_does_behind_other_weights(rank):
+    """It would forget the adapters that stay."""
+    rank.weight_transfer_engine.brings_weights = False
+    for step in ("begin", "finish"):
+        rank.rlcore_refit(step, {})
+    assert rank.calls == ["start", {"manifest": {}}, "own finish", "reset", "adapters"]
+    assert not rank._weight_update_active
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def refit(replicas: Sequence, transfer, export):
         return transfer.send(export)
     finally:
         for replica in replicas:
-            replica.end_update(export.weight_version).result()
+            replica.end_update({0: export.weight_version}).result()
 
 
 def begin_samples(replica, version, *, num_samples=1, max_tokens=12, sampling=None, masked=False):

@@ -79,6 +79,8 @@ WITH_DATASETS = pytest.mark.skipif(not is_installed("rlcore_datasets"), reason="
         "refit.max_bucket_mib=0",
         'checkpoint.export="peft"',
         'refit.adapters="unmerged"',
+        "refit.max_adapters=2",
+        "refit.max_adapters=0",
         "evaluation.every_n_steps=-1",
         "evaluation.every_n_steps=5",
         "evaluation.max_prompts=0",

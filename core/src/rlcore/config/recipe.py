@@ -181,6 +181,9 @@ class RefitConfig:
     """Weights that a refit sends with [lora]. "merged": the whole model's, with the adapters in them. "unmerged": only the
     adapters; the generator's first refit, and each after a sleep or restart, also sends the base weights. "auto" is "unmerged"
     where trainer and generator both can."""
+    max_adapters: Positive = 1
+    """Most adapters that the generator holds at once, for sessions and training servers. More than one need
+    `adapters = "unmerged"`, and take memory for each."""
     max_bucket_mib: Positive = 256
     """Most MiB that travel at once."""
     delta: Literal["off", "device", "host"] = "off"

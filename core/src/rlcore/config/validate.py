@@ -130,6 +130,18 @@ def _adapters_to_send(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
+@rule("refit.adapters", "refit.max_adapters")
+def _several_adapters(recipe: Recipe) -> Iterator[Problem]:
+    refit = recipe.refit
+    if refit.max_adapters > 1 and refit.adapters != "unmerged":
+        yield Problem(
+            path="refit.max_adapters",
+            found=f'{refit.max_adapters}, with refit.adapters = "{refit.adapters}"',
+            expected="1: the generator holds several adapters only beside weights without them",
+            remedy='Set refit.adapters to "unmerged".',
+        )
+
+
 @rule("checkpoint")
 def _nothing_to_upload(recipe: Recipe) -> Iterator[Problem]:
     checkpoint = recipe.checkpoint

@@ -137,6 +137,7 @@ def build_generator(
         max_sequence_length=context.max_sequence_length,
         own_weights=context.channel is None,
         vocab_size=config_number(context.model.path, "vocab_size"),
+        max_adapters=context.max_adapters,
     )
 
 

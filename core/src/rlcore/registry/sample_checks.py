@@ -24,6 +24,7 @@ class ExpectedSamples:
     sampling: SamplingParams
     routed_experts: bool
     sampling_mask: bool
+    adapter: str = ""
 
     @classmethod
     def of(cls, request: GenerateRequest) -> "ExpectedSamples":
@@ -34,6 +35,7 @@ class ExpectedSamples:
             sampling=request.sampling,
             routed_experts=request.routed_experts,
             sampling_mask=request.sampling_mask,
+            adapter=request.adapter,
         )
 
     def select(self, samples: Int64Array) -> "ExpectedSamples":

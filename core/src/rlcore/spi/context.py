@@ -227,6 +227,8 @@ class GeneratorContext:
     its adapters. Needs the capability `adapter_refit`."""
     delta: Delta = "off"
     """RefitRequest.delta or, of a sharded channel, ExportWeightsRequest.delta, as it will be."""
+    max_adapters: int = 1
+    """Most adapters of the form `lora` that the generator holds at once. More than one need the capability `many_adapters`."""
 
 
 @frozen(kw_only=True)

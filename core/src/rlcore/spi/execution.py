@@ -17,7 +17,7 @@ from attrs import frozen
 from rlcore.spi.arrays import Float32Array, Int32Array, Int64Array
 from rlcore.spi.batch import GlobalCounts, TokenBatch
 from rlcore.spi.errors import WorkerError
-from rlcore.spi.generator import DraftCounts, GenerateRequest, GenerateResult
+from rlcore.spi.generator import DraftCounts, GenerateRequest, GenerateResult, RefitRequest
 from rlcore.spi.lifecycle import (
     LoadStateRequest,
     LoadStateResult,
@@ -37,7 +37,7 @@ from rlcore.spi.trainer import (
     UseAdapterRequest,
     UseAdapterResult,
 )
-from rlcore.spi.weights import Delta
+from rlcore.spi.weights import Delta, WeightExport
 
 
 @frozen(kw_only=True, eq=False)
@@ -214,8 +214,25 @@ class RefitCommand:
     """True where the generator may keep the trainer's own tensors: only where it does not generate while the trainer steps."""
     delta: Delta = "off"
     """The device of the copies to which changes are relative; "off" where whole weights travel."""
+    adapter: str = ""
+    """RefitRequest.adapter."""
+    drops: tuple[str, ...] = ()
+    """RefitRequest.drops."""
     not_awaited: frozenset[int] = frozenset()
     """Ranks whose generators need not take part while they start anew."""
+
+    def request(self, weights: WeightExport, *, waits: bool = True) -> RefitRequest:
+        """Return the request that brings a generator the export of this command."""
+        return RefitRequest(
+            weight_version=self.export.weight_version,
+            channel=self.channel,
+            weights=weights,
+            may_alias=self.may_alias,
+            delta=self.delta,
+            waits=waits,
+            adapter=self.adapter,
+            drops=self.drops,
+        )
 
 
 @frozen(kw_only=True)

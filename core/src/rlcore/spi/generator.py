@@ -81,6 +81,8 @@ class GenerateRequest:
     """True where the generator reports the tokens that each token was chosen among. Needs the capability `sampling_mask`."""
     images: Images | None = None
     """The images that each of the P prompts reads; None where there are none. Needs the capability `images`."""
+    adapter: str = ""
+    """The adapter that samples, of those that refits have brought; `weight_version` is its version."""
 
     def __attrs_post_init__(self) -> None:
         num_samples = self.prompts.num_sequences * self.num_samples
@@ -161,7 +163,7 @@ class StreamRequest:
 
     feed: SampleFeed
     weight_version: int
-    """The version that the generator must hold when the stream begins."""
+    """The version that the generator must hold when the stream begins; of several adapters, that of any."""
 
 
 @frozen(kw_only=True)
@@ -188,6 +190,13 @@ class RefitRequest:
     waits: bool = True
     """True where the refit waits for an engine that is being started anew; else a generator may answer `is_starting` at once,
     and is left out until a later refit."""
+    adapter: str = ""
+    """The adapter that the export brings, alone or with the model's weights; `weight_version` is its version. Others stay as
+    they are where it comes alone. The model's weights make the generator forget all others. Names besides "" need the
+    capability `many_adapters`."""
+    drops: tuple[str, ...] = ()
+    """Other adapters, which the generator forgets before this one comes. Their unfinished samples end as ABORTED. Needs the
+    capability `many_adapters`."""
 
 
 @frozen(kw_only=True)

@@ -87,6 +87,8 @@ Head: TypeAlias = Literal["tokens", "value"]
 VALUE_HEAD_WEIGHT = "score.weight"
 """The name of that output's weight, [1, hidden], in transformers' *ForSequenceClassification."""
 
+_OF_ADAPTERS = (".lora_A.weight", ".lora_B.weight")
+"""Behind the names of layers, in those of their adapters' tensors."""
 ITEM_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one number of each DtypeName."""
 _CHUNK_BYTES = 2**22
@@ -138,6 +140,11 @@ class WeightExport:
     """True where the tensors are the trainer's own storage: they stay valid, and later train_steps change them in place."""
     shards: ShardExport | None = None
     """The parts that are sent in place of buckets, where the request is `sharded`."""
+
+    @property
+    def has_weights(self) -> bool:
+        """Return whether it brings the model's own weights, and not A and B of adapters alone."""
+        return not all(spec.name.endswith(_OF_ADAPTERS) for spec in self.specs)
 
 
 def tensor_digest(array: "AnyArray") -> int:

@@ -1,8 +1,8 @@
 """The generator's half of the conformance kit."""
 
-from rlcore_conformance.generators.generator_adapters import GeneratorAdapters
 from rlcore_conformance.generators.generator_continuous import GeneratorContinuous
 from rlcore_conformance.generators.generator_distribution import GeneratorDistribution
+from rlcore_conformance.generators.generator_many_adapters import GeneratorManyAdapters
 from rlcore_conformance.generators.generator_routing import GeneratorRouting
 from rlcore_conformance.generators.generator_sampling import GeneratorSampling
 from rlcore_conformance.generators.generator_sampling_mask import GeneratorSamplingMask
@@ -14,7 +14,7 @@ class GeneratorConformance(
     GeneratorSampling,
     GeneratorDistribution,
     GeneratorWeights,
-    GeneratorAdapters,
+    GeneratorManyAdapters,
     GeneratorStreaming,
     GeneratorContinuous,
     GeneratorRouting,

@@ -261,17 +261,8 @@ class Worker:
         drafts: spi.DraftCounts | None = None
         taken, is_starting, sent_bytes = 0, False, None
         if self._generator is not None:
-            version = order.export.weight_version
             try:
-                request = spi.RefitRequest(
-                    weight_version=version,
-                    channel=order.channel,
-                    weights=export,
-                    may_alias=order.may_alias,
-                    delta=order.delta,
-                    waits=self._rank not in order.not_awaited,
-                )
-                result = self._generator.refit(request)
+                result = self._generator.refit(order.request(export, waits=self._rank not in order.not_awaited))
                 drafts, taken, is_starting = result.drafts, result.shard_digest or 0, result.is_starting
                 sent_bytes = result.sent_bytes
             finally:

@@ -31,7 +31,7 @@ class HeldWeights:
 
         RefitError, and nothing held, where a tensor is missing, unknown, repeated, misshapen or not what its digest says.
         """
-        kept = {} if _has_weights(export) else {name: held for name, held in self.tensors.items() if not is_adapter(name)}
+        kept = {} if export.has_weights else {name: held for name, held in self.tensors.items() if not is_adapter(name)}
         self.tensors = {}
         expected = {name: shape for name, shape in self._shapes.items() if name not in kept}
         check_specs(export.specs, expected)
@@ -94,7 +94,3 @@ class HeldWeights:
         if own is None or own.device != self._device:
             own = self._own[name] = torch.empty(tensor.shape, dtype=self._dtype, device=self._device)
         return own.copy_(tensor)
-
-
-def _has_weights(export: WeightExport) -> bool:
-    return not all(is_adapter(spec.name) for spec in export.specs)

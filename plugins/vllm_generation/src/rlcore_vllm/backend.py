@@ -12,10 +12,12 @@ from rlcore import spi
 from rlcore.spi.arrays import Int64Array
 from rlcore_torchkit.generation import FinishedSample, check_sampling, sample_limits
 from rlcore_torchkit.huggingface.safetensors_files import check_hub_files
-from rlcore_vllm.channels.manifest import Manifest
+from rlcore_vllm.channels.manifest import AdapterPlace
 from rlcore_vllm.engines.routing import require_experts
 from rlcore_vllm.engines.sampling import SMALLEST_TEMPERATURE, joined
+from rlcore_vllm.engines.versions import NO_ADAPTER
 from rlcore_vllm.refit.followers import Followers
+from rlcore_vllm.refit.held_adapters import HeldAdapters
 from rlcore_vllm.refit.transfer import Transfer
 from rlcore_vllm.replicas.background_restart import BackgroundRestart, Restart
 from rlcore_vllm.replicas.device_placement import DevicePlacement
@@ -26,10 +28,10 @@ from rlcore_vllm.replicas.stream import Stream
 from rlcore_vllm.setup.config import VllmConfig
 from rlcore_vllm.setup.settings import engine_settings, replica_devices, vocab_size, with_devices
 
-NO_WEIGHTS = -1
-"""The version of a generator that holds no weights that count."""
-OWN_VERSION = 0
-"""The version of weights that the engines read themselves."""
+OWN_WEIGHTS = HeldAdapters(numbers={"": NO_ADAPTER}, versions={NO_ADAPTER: 0})
+"""What is held once the engines have read weights themselves."""
+NOT_HELD = -1
+"""A number that no adapter has."""
 
 Finished: TypeAlias = "queue.SimpleQueue[Sequence[FinishedSample] | Future[None]]"
 
@@ -41,7 +43,8 @@ class VllmBackend:
         config = with_devices(config, context.devices)
         self._context = context
         self._config = config
-        self._version = NO_WEIGHTS
+        self._held = HeldAdapters()
+        """The versions that count in all engines; none while they hold no weights."""
         self._changing = threading.Lock()
         """Held while the engines are refitted or restarted, and while a request is handed to them."""
         self._vocab_size = vocab_size(context.model)
@@ -65,11 +68,12 @@ class VllmBackend:
     def generate(self, request: spi.GenerateRequest) -> spi.GenerateResult:
         """Sample responses. Several calls may be under way, and refits go on beside them."""
         limits = self._limits(request)
-        parts = dispatch(request, limits, [0] * len(self._replicas))
         finished: Finished = queue.SimpleQueue()
         with self._changing:
             # So that it begins before a refit or after it, with the version that was checked.
-            self._check_version(request.weight_version)
+            self._held.require(request.weight_version, request.adapter)
+            number = self._held.numbers[request.adapter]
+            parts = dispatch(request, limits, [0] * len(self._replicas), adapter=number)
             num_starts = list(self._num_starts)
             calls = [replica.generate(part, finished.put) for replica, part in zip(self._replicas, parts, strict=True)]
         try:
@@ -86,7 +90,7 @@ class VllmBackend:
         feed = request.feed
         stream = Stream(self._replicas, feed)
         with self._changing:
-            self._check_version(request.weight_version)
+            self._held.require_any(request.weight_version)
             num_starts = list(self._num_starts)
         try:
             while (taken := feed.take(wait=True)) is not None:
@@ -95,7 +99,8 @@ class VllmBackend:
                     with self._changing:
                         if self._num_starts != num_starts:
                             raise spi.WorkerError("stream: the engines were started anew while it ran. Refit, and stream again")
-                        stream.add(one, limits)
+                        # One that was dropped since the feed gave it has no number, and its samples end at once.
+                        stream.add(one, limits, self._held.numbers.get(one.adapter, NOT_HELD))
             stream.cut()
         except BaseException:
             self._abandon(stream.calls, num_starts)
@@ -113,21 +118,22 @@ class VllmBackend:
         if not request.waits and self._in_background.is_under_way:
             return spi.RefitResult(weight_version=request.weight_version, digests={}, is_starting=True)
         with self._changing:
-            manifest = Manifest.of(request.weights)
-            if self._version == NO_WEIGHTS and not manifest.has_weights:
+            held, self._held = self._held, HeldAdapters()
+            if not (held or request.weights.has_weights):
                 raise spi.RefitError(
                     "refit: found adapters alone; expected the model's weights too, of which there are none here"
                 )
-            holds_weights, self._version = self._version != NO_WEIGHTS, NO_WEIGHTS
+            place = held.place(request, of_adapters=self._context.lora is not None)
+            after = held.after(request, place)
             try:
                 _await(replica.begin_update() for replica in self._replicas)
-                digests, shard_digest = self._brought(request, holds_weights)
-                drafts = _await(replica.end_update(request.weight_version) for replica in self._replicas)
+                digests, shard_digest = self._brought(request, place, holds_weights=bool(held))
+                drafts = _await(replica.end_update(after.versions) for replica in self._replicas)
             except BaseException:
                 # What a half-loaded model computes cannot be told from right results.
                 self._claimed(range(len(self._replicas)))()
                 raise
-            self._version = request.weight_version
+            self._held = after
             self._followers.push()
         counted = [one for one in drafts if one is not None]
         guessed = sum(counted, spi.DraftCounts()) if counted else None
@@ -145,7 +151,7 @@ class VllmBackend:
         Engines that are starting are not waited for, and one that fails is started anew."""
         weights, cache = request.weights == "device", request.state == "device"
         if request.discard_weights and not weights:
-            self._version = NO_WEIGHTS
+            self._held = HeldAdapters()
         num_starts = list(self._num_starts)
         moves = self._placement.move(weights=weights, cache=cache, discard_weights=request.discard_weights)
         self._start_anew({one for one, move in moves.items() if isinstance(move.exception(), spi.WorkerError)}, num_starts)
@@ -159,14 +165,16 @@ class VllmBackend:
         for replica in self._replicas:
             replica.give_up()
         self._in_background.end()
-        self._version = NO_WEIGHTS
+        self._held = HeldAdapters()
         self._transfer.close()
         self._followers.close()
         _in_parallel(replica.close for replica in self._replicas)
 
-    def held_digests(self) -> list[dict[str, int]]:
-        """The digest of each tensor that an engine's rank computes with, rank by rank; nothing may be generating."""
-        answers = _await(replica.call_workers("rlcore_held_digests", {}) for replica in self._replicas)
+    def held_digests(self, adapter: str | None = None) -> list[dict[str, int]]:
+        """The digest of each tensor that an engine's rank computes with, rank by rank; nothing may be generating. With the name
+        of an adapter they are those of its slots, else of the model's own tensors."""
+        content = {"adapter": NO_ADAPTER if adapter is None else self._held.numbers[adapter]}
+        answers = _await(replica.call_workers("rlcore_held_digests", content) for replica in self._replicas)
         return [digests for ranks in answers for digests in ranks]
 
     def _limits(self, request: spi.GenerateRequest) -> Int64Array:
@@ -196,23 +204,20 @@ class VllmBackend:
         elif failed:
             self._in_background.begin(claim)
 
-    def _check_version(self, expected: int) -> None:
-        if self._version == NO_WEIGHTS or expected != self._version:
-            held = "no weights" if self._version == NO_WEIGHTS else f"version {self._version}"
-            raise spi.ContractError(f"generate: found {held}; expected version {expected}. Refit first")
-
     def _begin_with_own_weights(self) -> None:
         """Count what the engines have read themselves as the first version."""
         _await(replica.begin_update() for replica in self._replicas)
-        _await(replica.end_update(OWN_VERSION) for replica in self._replicas)
-        self._version = OWN_VERSION
+        _await(replica.end_update(OWN_WEIGHTS.versions) for replica in self._replicas)
+        self._held = OWN_WEIGHTS
 
-    def _brought(self, request: spi.RefitRequest, holds_weights: bool) -> tuple[dict[str, int], int | None]:
+    def _brought(
+        self, request: spi.RefitRequest, place: AdapterPlace, *, holds_weights: bool
+    ) -> tuple[dict[str, int], int | None]:
         """The digests of each tensor, or of all parts together. `holds_weights`: whether the engines hold those before."""
         weights = request.weights
         if weights.shards is None:
-            return self._transfer.send(self._followers.tee(weights), request.delta), None
-        return {}, self._transfer.take_shards(weights, weights.shards, holds_weights=holds_weights)
+            return self._transfer.send(self._followers.tee(weights), request.delta, place), None
+        return {}, self._transfer.take_shards(weights, weights.shards, holds_weights=holds_weights, place=place)
 
     def _make_transfer(self) -> Transfer:
         return Transfer(channel=self._context.channel, replicas=self._replicas, context=self._context, config=self._config)
@@ -221,7 +226,7 @@ class VllmBackend:
         """Return the call that starts engines anew. From now on no move reaches them, and no weights of the generator count
         until the next refit, which reaches all of them."""
         if indices:
-            self._version = NO_WEIGHTS
+            self._held = HeldAdapters()
             if self._context.channel is not None:
                 # Before they are counted: a call that knows the new numbers must not find these engines dead.
                 self._placement.leave(indices)

@@ -28,7 +28,7 @@ def disabled_capabilities(config: VllmConfig) -> frozenset[str]:
     }
     names = {name for lost, is_lost in is_out_of_reach.items() if is_lost for name in lost}
     if config.quantization != "none" or config.followers:
-        names.add(capabilities.ADAPTER_REFIT)  # followers have no room for adapters
+        names |= {capabilities.ADAPTER_REFIT, capabilities.MANY_ADAPTERS}  # followers have no room for adapters
     if config.is_quantized or any(map(config.engine.get, ROUNDING_ARGUMENTS)):
         names.add(capabilities.EXACT_LOGPROBS)
     return frozenset(names) | lost_capabilities(config)
@@ -54,6 +54,7 @@ PROVIDER = Provider(
         capabilities.IMAGES,
         capabilities.OWN_WEIGHTS,
         capabilities.ADAPTER_REFIT,
+        capabilities.MANY_ADAPTERS,
         capabilities.DELTA_REFIT,
         *ROUTED_EXPERTS,
         *capabilities.ANY_CHANNEL,

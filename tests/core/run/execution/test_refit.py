@@ -43,7 +43,7 @@ class Mortal(FakeGenerator):
             return
         self.calls[hook] += 1
         if self.calls[hook] in self.dies_in[hook]:
-            self.weights, self.weight_version = {}, -1
+            self.drop_weights()
             raise WorkerError(f"engine 0 died in {hook}\nits last lines")
 
     @hookimpl
@@ -325,6 +325,42 @@ def test_engines_that_came_back_are_told_once() -> None:
     assert [refitter.take_metrics(), refitter.take_metrics()] == [{"generation/engine_restarts": 2.0}, {}]
 
 
+def test_adapters_used_longest_ago_make_room() -> None:
+    route: Any = Unsteady()
+    refitter = refitter_of(route, unmerged=True)
+    refitter.max_adapters = 2
+
+    def bring(name: str, version: int) -> None:
+        refitter.adapter = name
+        refitter.refit(version)
+
+    bring("", 0)
+    bring("one", 0)
+    refitter.use("")
+    bring("two", 5)
+    bring("", 0)  # which is held
+    refitter.held = {**refitter.held, "two": -1}  # begun anew
+    bring("two", 5)
+    assert refitter.held == {"": 0, "two": 5}
+    orders = [(order.export.adapters, order.adapter, order.drops) for order in route.orders]
+    assert orders == [("apart", "", ()), ("alone", "one", ()), ("alone", "two", ("one",)), ("alone", "two", ())]
+    refitter.held = {}
+    bring("one", 1)
+    assert refitter.held == {"one": 1}
+    assert (route.orders[-1].export.adapters, route.orders[-1].drops) == ("apart", ())
+
+
+def test_failed_refit_of_one_adapter_costs_the_others() -> None:
+    route: Any = Unsteady(2)
+    refitter = refitter_of(route, unmerged=True)
+    refitter.max_adapters = 2
+    refitter.refit(0)
+    refitter.adapter = "one"
+    refitter.refit(0)
+    assert route.sent == ["apart", "alone", "apart"]
+    assert refitter.held == {"one": 0}
+
+
 def refitter_of(route: Any, *, unmerged: bool, channel: str = "in_process", delta: Delta = "off") -> Refitter:
     return Refitter(
         route=route,
@@ -347,7 +383,7 @@ def test_adapters_travel_alone_only_to_a_generator_that_holds_the_weights(unmerg
     refitter = refitter_of(route, unmerged=unmerged)
     for version in (0, 0, 1, 2):
         refitter.refit(version)
-    refitter.version = -1  # as where it sleeps
+    refitter.held = {}  # as where it sleeps
     refitter.refit(2)
     route.lacks_weights = True  # one of its engines was started anew
     refitter.refit(3)

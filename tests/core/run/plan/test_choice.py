@@ -167,6 +167,7 @@ def test_ranks_without_an_execution_are_refused_with_the_line_that_installs_one(
         (capabilities.PREVIOUS_LOGPROBS, ("algorithm.fake.previous_logprobs=true",), "compares with the start of the step"),
         (capabilities.LORA, ("lora.rank=4",), "trains adapters"),
         (capabilities.ADAPTER_REFIT, ("lora.rank=4", 'refit.adapters="unmerged"'), "refit.adapters"),
+        (capabilities.MANY_ADAPTERS, ("lora.rank=4", 'refit.adapters="unmerged"', "refit.max_adapters=2"), "max_adapters = 2"),
         (capabilities.MUON, ("optimizer.name=muon",), "optimizer.name"),
         (capabilities.MOMENTS_8BIT, ("optimizer.moments=8bit",), "optimizer.moments"),
         (capabilities.OPTIMIZER_GROUPS, ("optimizer.groups=[{parameters=['a'], betas=[0.1, 0.2]}]",), "optimizer.groups"),
@@ -177,7 +178,7 @@ def test_a_trainer_that_would_ignore_it_is_refused(
     prepared: Callable[..., RunPlan], capability: str, overrides: tuple[str, ...], reason: str
 ) -> None:
     others = {capabilities.LORA, capabilities.ADAPTER_REFIT, capabilities.MUON, capabilities.MOMENTS_8BIT}
-    others.add(capabilities.OPTIMIZER_GROUPS)
+    others |= {capabilities.OPTIMIZER_GROUPS, capabilities.MANY_ADAPTERS}
     trainer = evolve(FAKE_TRAINER, capabilities=(FAKE_TRAINER.capabilities | others) - {capability})
     others = tuple(entry for entry in fake_registry().entries if entry.role != "trainer")
     registry = evolve(fake_registry(), entries=(*others, *Registry.from_providers({"trainer": [trainer]}).of("trainer")))

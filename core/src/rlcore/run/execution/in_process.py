@@ -15,7 +15,7 @@ from rlcore.run.execution.backend_plan import BackendPlan
 from rlcore.run.execution.context import ExecutionContext, LoadedPlugins
 from rlcore.run.execution.groups import InProcessGenerator, InProcessTrainer
 from rlcore.run.execution.residency import make_room
-from rlcore.spi import ObserverContext, RankInfo, RefitRequest
+from rlcore.spi import ObserverContext, RankInfo
 from rlcore.spi.cluster import ClusterConfig
 from rlcore.spi.execution import Backends, OpenBackends, RefitCommand, Refitted, TextDecoder
 
@@ -30,11 +30,7 @@ class InProcessRoute:
     def sync_weights(self, order: RefitCommand) -> Refitted:
         """Export the trainer's weights and refit the generator with them."""
         export = self.trainer.export_weights(order.export)
-        version, may_alias = order.export.weight_version, order.may_alias
-        request = RefitRequest(
-            weight_version=version, channel=order.channel, weights=export, may_alias=may_alias, delta=order.delta
-        )
-        result = self.generator.refit(request)
+        result = self.generator.refit(order.request(export))
         return Refitted(drafts=result.drafts, sent_bytes=result.sent_bytes)
 
 

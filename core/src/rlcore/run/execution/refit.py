@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from attrs import define
+from attrs import define, field
 
 from rlcore.registry.plugin_errors import first_line
 from rlcore.run.execution.backend_plan import BackendPlan
@@ -32,8 +32,13 @@ class Refitter:
     """True where the generator may keep the trainer's own tensors: not where it goes on while the trainer steps."""
     clock: PhaseClock
     progress: Progress
-    version: int = -1
-    """The version that the generator has acknowledged; -1 where it may hold none."""
+    max_adapters: int = 1
+    """Most adapters that the generator holds. Beyond it a refit drops those that were used longest ago."""
+    adapter: str = ""
+    """The adapter that refits bring, which is the trainer's in use."""
+    held: dict[str, int] = field(factory=dict)
+    """The version of each adapter that the generator has acknowledged, -1 of one to be brought again; those used longest ago
+    come first. Empty where it may hold no weights."""
     drafts: DraftCounts | None = None
     """Counts of draft tokens that `take_metrics` has not reported yet."""
     sent_bytes: int | None = None
@@ -53,29 +58,38 @@ class Refitter:
             max_attempts=plan.recipe.refit.max_attempts,
             delta=plan.recipe.refit.delta,
             unmerged=plan.generator_lora is not None,
+            max_adapters=plan.recipe.refit.max_adapters,
             may_alias=not plan.overlaps,
             clock=clock,
             progress=progress,
         )
+
+    @property
+    def version(self) -> int:
+        """The version of the adapter that the generator has acknowledged; -1 where it may hold none."""
+        return self.held.get(self.adapter, -1)
+
+    def use(self, adapter: str) -> None:
+        """Note that samples of an adapter that is held are asked for."""
+        self.held = {**_without(self.held, adapter), adapter: self.held[adapter]}
 
     def refit(self, weight_version: int) -> None:
         """Bring the generator to a version that it does not hold yet. RefitError or WorkerError where no attempt does."""
         if self.version == weight_version:
             return
         with self.clock.phase("refit"):
-            refitted = Refitted()
+            refitted, kept = Refitted(), dict[str, int]()
             for attempt in range(1, self.max_attempts + 1):
-                export = self._export(weight_version)
-                self.version = -1
+                order, kept = self._order(weight_version)
+                self.held = {}
                 try:
-                    order = RefitCommand(export=export, channel=self.channel, may_alias=self.may_alias, delta=self.delta)
                     refitted = self.route.sync_weights(order)
                     break
                 except (RefitError, WorkerError) as error:
                     if attempt == self.max_attempts or not self.generator.is_usable:
                         raise
                     self.progress.note(f"refit to version {weight_version} failed and is tried again: {first_line(error)}")
-        self.version = weight_version
+        self.held = {**kept, self.adapter: weight_version}
         if refitted.drafts is not None:
             self.drafts = refitted.drafts + (self.drafts or DraftCounts())
         if refitted.sent_bytes is not None:
@@ -99,18 +113,30 @@ class Refitter:
             "speculative/mean_acceptance_length": 1 + drafts.num_accepted_tokens / drafts.num_drafts,
         }
 
-    def _export(self, weight_version: int) -> ExportWeightsRequest:
-        """Return the request that exports weights to a generator that holds weights of the last version that it has
-        acknowledged, or none."""
-        lacks_weights = self.version < 0 or self.generator.lacks_weights
-        return ExportWeightsRequest(
+    def _order(self, weight_version: int) -> tuple[RefitCommand, dict[str, int]]:
+        """Return the command that brings a version to a generator which holds what it has acknowledged, or nothing, and the
+        other adapters that it then keeps."""
+        lacks_weights = not self.held or self.generator.lacks_weights
+        is_alone = self.unmerged and not lacks_weights
+        others = _without(self.held, self.adapter) if is_alone else {}
+        drops = tuple(others)[: max(len(others) + 1 - self.max_adapters, 0)]
+        export = ExportWeightsRequest(
             weight_version=weight_version,
             dtype=self.dtype,
             max_bucket_bytes=self.max_bucket_bytes,
             sharded=find_channel(self.channel).sharded,
             delta=self.delta if find_channel(self.channel).sharded else "off",
-            adapters="merged" if not self.unmerged else "apart" if lacks_weights else "alone",
+            adapters="merged" if not self.unmerged else "alone" if is_alone else "apart",
         )
+        order = RefitCommand(
+            export=export,
+            channel=self.channel,
+            may_alias=self.may_alias,
+            delta=self.delta,
+            adapter=self.adapter,
+            drops=drops,
+        )
+        return order, _without(others, *drops)
 
     def generating(self, generate: Callable[[], ResultT], refit: Callable[[], None]) -> ResultT:
         """Return the result of `generate` after `refit`, which calls `self.refit`, has brought the weights. A worker that dies
@@ -120,8 +146,12 @@ class Refitter:
             try:
                 return generate()
             except WorkerError as error:
-                self.version = -1
+                self.held = {}
                 if attempt == self.max_attempts or not self.generator.is_usable:
                     raise
                 self.progress.note(f"generation failed and is tried again: {first_line(error)}")
         raise AssertionError("unreachable: refit.max_attempts is at least 1")
+
+
+def _without(held: dict[str, int], *names: str) -> dict[str, int]:
+    return {name: version for name, version in held.items() if name not in names}

@@ -102,7 +102,7 @@ def _generate_wave(generator: GeneratorHandle, feed: DecodedFeed, request: Gener
         evolve(
             request,
             # The handle refuses what this leaves wrong: a request newer than the weights, and weights that do not count.
-            weight_version=max(request.weight_version, generator.weight_version or 0),
+            weight_version=max(request.weight_version, generator.version_of(request.adapter) or 0),
             on_finished=hand_out if generator.has(capabilities.STREAMING) else None,
         )
     )

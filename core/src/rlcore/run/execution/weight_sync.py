@@ -59,7 +59,7 @@ class GeneratorSync(WeightSync):
 
     def forget(self) -> None:
         """See WeightSync."""
-        self.refitter.version = -1
+        self.refitter.held = {}
 
     def refit(self, weight_version: int, *, before_change: Callable[[], None] = nothing) -> None:
         """See WeightSync."""

@@ -250,7 +250,10 @@ def _image_needs(recipe: Recipe) -> dict[str, str]:
 
 
 def _refit_needs(recipe: Recipe) -> dict[str, str]:
-    adapters = {capabilities.ADAPTER_REFIT: 'refit.adapters = "unmerged"'} if recipe.refit.adapters == "unmerged" else {}
+    refit = recipe.refit
+    adapters = {capabilities.ADAPTER_REFIT: 'refit.adapters = "unmerged"'} if refit.adapters == "unmerged" else {}
+    if refit.max_adapters > 1:
+        adapters[capabilities.MANY_ADAPTERS] = f"refit.max_adapters = {refit.max_adapters}"
     delta = {capabilities.DELTA_REFIT: f'refit.delta = "{recipe.refit.delta}"'} if recipe.refit.delta != "off" else {}
     return adapters | delta
 

@@ -255,6 +255,7 @@ class RunPlan:
             routed_experts=self.recipe.rollout.replay_routing,
             lora=self.generator_lora,
             delta=self.recipe.refit.delta,
+            max_adapters=self.recipe.refit.max_adapters,
         )
 
 

@@ -1,6 +1,7 @@
 """A correct generator in numpy: it samples from the tables of `policy`, a token of all running samples at once."""
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,17 @@ from attrs import frozen
 
 from rlcore import spi
 from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array, offsets_of
-from rlcore.testing.fakes.policy import NAMES, TRANSITION, Float64Array, count_residency, log_softmax, logits, make_weights
+from rlcore.testing.fakes.policy import (
+    NAMES,
+    TRANSITION,
+    Float64Array,
+    adapted,
+    adapter_names,
+    count_residency,
+    log_softmax,
+    logits,
+    make_weights,
+)
 from rlcore.testing.fakes.tokenizer import VOCABULARY_SIZE, FakeTokenizer
 
 OWN_SCALE = 1.2
@@ -31,21 +42,25 @@ class FakeGenerator:
         self.config = config
         self.max_sequence_length = context.max_sequence_length
         own: dict[str, AnyArray] = {**make_weights(VOCABULARY_SIZE, 0, OWN_SCALE)} if context.channel is None else {}
+        self.lora = context.lora
         self.weights = own
-        self.weight_version = 0 if own else -1
-        self.changing = threading.Lock()
-        """Held while weights and version change, and while both are looked at."""
+        self.adapted: dict[str, dict[str, AnyArray]] = {}
+        """The weights as each adapter changes them; empty without adapters."""
+        self.versions = {"": 0} if own else {}
+        """The version of each adapter held."""
+        self.is_whole = False
+        """True where the weights below adapters count."""
+        self.changing = threading.RLock()
+        """Held while weights and versions change, and while both are looked at."""
         self.tokenizer = FakeTokenizer()
         self.rank_info = context.rank_info
 
     @spi.hookimpl
     def generate(self, request: spi.GenerateRequest) -> spi.GenerateResult:
         """Sample responses."""
-        if self.weight_version < 0 or request.weight_version != self.weight_version:
-            found = f"a request for weight version {request.weight_version}"
-            raise spi.ContractError(
-                f"generate: found {found}; expected {self.weight_version}, the one held (-1 is none). Refit before"
-            )
+        if request.weight_version != self.versions.get(request.adapter):
+            found = f"a request for weight version {request.weight_version} of {request.adapter!r}"
+            raise spi.ContractError(f"generate: found {found}; expected of {self.versions}, which are held. Refit before")
         if self.config.instant:
             return self.sample_instantly(request, self.limits(request))
         running = self.begin(request)
@@ -82,8 +97,12 @@ class FakeGenerator:
     def refit(self, request: spi.RefitRequest) -> spi.RefitResult:
         """Take over weights; those held before stay until all new ones are here and checked."""
         expected = {spec.name: spec for spec in request.weights.specs}
-        if set(expected) != set(NAMES):
-            raise spi.RefitError(f"refit: found tensors {sorted(expected)}; expected {sorted(NAMES)}")
+        names = {*(NAMES if request.weights.has_weights else ()), *(adapter_names(self.lora) if self.lora else ())}
+        if set(expected) != names:
+            raise spi.RefitError(f"refit: found tensors {sorted(expected)}; expected {sorted(names)}")
+        was_whole, self.is_whole = self.is_whole, False
+        if not (request.weights.has_weights or was_whole):
+            raise spi.RefitError("refit: found adapters alone; expected the weights too, of which there are none here")
         keep = request.may_alias and request.weights.persistent
         received: dict[str, AnyArray] = {}
         for bucket in request.weights.buckets:
@@ -101,15 +120,20 @@ class FakeGenerator:
                 received[named.name] = value
         if missing := set(expected) - set(received):
             raise spi.RefitError(f"refit: {sorted(missing)} did not come")
-        self.take(received, request.weight_version)
+        with self.changing:
+            if request.weights.has_weights:
+                self.take({name: received[name] for name in NAMES}, request.weight_version)
+            if self.lora is not None:
+                self.take_adapter(received, self.lora, request)
+        self.is_whole = True
         digests = {name: spi.tensor_digest(value) for name, value in received.items()}
-        return spi.RefitResult(weight_version=self.weight_version, digests=digests)
+        return spi.RefitResult(weight_version=request.weight_version, digests=digests)
 
     @spi.hookimpl
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         """Count the bytes that would be left on the device; there is no cache."""
         if request.discard_weights:
-            self.weights, self.weight_version = {}, -1
+            self.drop_weights()
         return count_residency(
             self.rank_info, request, weight_bytes=sum(value.nbytes for value in self.weights.values()), state_bytes=0
         )
@@ -117,12 +141,31 @@ class FakeGenerator:
     @spi.hookimpl
     def close(self, request: spi.CloseRequest) -> None:  # noqa: ARG002
         """Free everything."""
-        self.weights, self.weight_version = {}, -1
+        self.drop_weights()
 
     def take(self, weights: dict[str, AnyArray], weight_version: int) -> None:
         """Hold `weights` from now on."""
         with self.changing:
-            self.weights, self.weight_version = weights, weight_version
+            self.weights, self.adapted, self.versions = weights, {}, {"": weight_version}
+
+    def take_adapter(self, adapter: Mapping[str, AnyArray], lora: spi.LoraSpec, request: spi.RefitRequest) -> None:
+        """Hold an adapter, beside others where it came alone."""
+        if request.weights.has_weights:
+            self.versions = {}
+        self.adapted[request.adapter] = adapted(self.weights, adapter, lora)
+        self.versions[request.adapter] = request.weight_version
+        for name in request.drops:
+            del self.adapted[name], self.versions[name]
+
+    def drop_weights(self) -> None:
+        """Hold nothing."""
+        self.weights, self.adapted, self.versions, self.is_whole = {}, {}, {}, False
+
+    def sampled(self, request: spi.GenerateRequest) -> tuple[Mapping[str, AnyArray], int] | None:
+        """The weights of the adapter that a request names, and their version; None where it is not held any more."""
+        with self.changing:
+            version = self.versions.get(request.adapter)
+            return None if version is None else (self.adapted.get(request.adapter, self.weights), version)
 
     def limits(self, request: spi.GenerateRequest) -> Int64Array:
         """int64 [S]: tokens at which each sample is cut."""
@@ -139,9 +182,12 @@ class FakeGenerator:
 
     def step(self, samples: "RunningSamples") -> Int64Array:
         """Draw one more token of each sample that has not ended; int64 [M]: those that it ends."""
-        with self.changing:
-            weights, version = self.weights, self.weight_version
         running, request = samples.left, samples.request
+        sampled = self.sampled(request)
+        if sampled is None:
+            samples.left = running[:0]
+            return running
+        weights, version = sampled
         values = logits(weights, samples.first[running], samples.previous[running], samples.position[running])
         chosen, chosen_logprobs = choose(values, request.sampling, uniforms(request.seeds[running], samples.num_steps))
         if request.sampling_mask:
@@ -171,7 +217,7 @@ class FakeGenerator:
             tokens=drawn,
             offsets=offsets_of(limits),
             logprobs=np.full(num_tokens, -np.log(vocab_size), np.float32),
-            weight_versions=np.full(num_tokens, self.weight_version, np.int32),
+            weight_versions=np.full(num_tokens, self.versions[request.adapter], np.int32),
             finish_reasons=reasons,
             sampling_mask=spi.SamplingMask.whole(num_tokens) if request.sampling_mask else None,
         )

@@ -15,7 +15,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from rlcore.spi import RankInfo, SamplingMask, SetResidencyRequest, SetResidencyResult
+from rlcore.spi import LoraSpec, RankInfo, SamplingMask, SetResidencyRequest, SetResidencyResult
 from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
 
@@ -25,6 +25,7 @@ Weights: TypeAlias = Mapping[str, AnyArray]
 NUM_POSITIONS = 4
 TRANSITION, ORIGIN, POSITION = "transition.weight", "origin.weight", "position.weight"
 NAMES = (TRANSITION, ORIGIN, POSITION)
+LORA_A, LORA_B = "lora_A.weight", "lora_B.weight"
 LEFT_OUT = -1e12
 """The logit of a token that sampling had left out: its probability is 0, and 0 times it is 0 still."""
 
@@ -34,6 +35,21 @@ def make_weights(vocab_size: int, seed: int, scale: float) -> dict[str, NDArray[
     generator = np.random.default_rng(seed)
     rows = {TRANSITION: vocab_size, ORIGIN: vocab_size, POSITION: NUM_POSITIONS}
     return {name: (scale * generator.standard_normal((n, vocab_size))).astype(np.float32) for name, n in rows.items()}
+
+
+def adapter_names(lora: LoraSpec) -> list[str]:
+    """Names of A [rank, in] and B [out, rank] of the tables that `lora.targets` names, such as "transition"."""
+    return [f"{target}.{key}" for target in lora.targets for key in (LORA_A, LORA_B)]
+
+
+def adapted(weights: Weights, adapter: Weights, lora: LoraSpec) -> dict[str, AnyArray]:
+    """The tables as an adapter changes them: W + scale · B A, in float64 and then in the dtype of W."""
+    tables = dict(weights)
+    for target in lora.targets:
+        a, b = (adapter[f"{target}.{key}"].astype(np.float64) for key in (LORA_A, LORA_B))
+        table = tables[f"{target}.weight"]
+        tables[f"{target}.weight"] = (table + lora.scale * (b @ a)).astype(table.dtype)
+    return tables
 
 
 def logits(weights: Weights, first: Int64Array, previous: Int64Array, position: Int64Array) -> Float64Array:

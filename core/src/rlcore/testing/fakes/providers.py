@@ -46,6 +46,8 @@ FAKE_GENERATOR = Provider(
         capabilities.IN_FLIGHT_REFIT,
         capabilities.SAMPLING_MASK,
         capabilities.OWN_WEIGHTS,
+        capabilities.ADAPTER_REFIT,
+        capabilities.MANY_ADAPTERS,
         capabilities.RESIDENCY,
         capabilities.DISCARD_WEIGHTS,
         capabilities.IN_PROCESS,

@@ -20,7 +20,7 @@ from rlcore_conformance.generators.generator_fixtures import (
 )
 from rlcore_conformance.generators.generator_streaming import assert_tokens_follow_refits
 from rlcore_conformance.references.fixtures import require
-from rlcore_conformance.references.reference import Reference, ReferencePolicy
+from rlcore_conformance.references.reference import Float64Array, Reference, ReferencePolicy
 from rlcore_conformance.references.tensors import corrupt_value, make_export, values_of
 
 A, B = "lora_A.weight", "lora_B.weight"
@@ -50,9 +50,14 @@ class GeneratorAdapters(GeneratorFixtures):
             yield build()
 
     @pytest.fixture
-    def adapters(self, weights: WeightSets, lora: LoraSpec) -> tuple[Tensors, Tensors]:
+    def adapter_scale(self) -> float:
+        """The standard deviation of the values of A and B."""
+        return 0.1
+
+    @pytest.fixture
+    def adapters(self, weights: WeightSets, lora: LoraSpec, adapter_scale: float) -> tuple[Tensors, Tensors]:
         """Two sets of A and B of the targets, by name."""
-        return _random_adapters(weights[0], lora, 1), _random_adapters(weights[0], lora, 2)
+        return random_adapters(weights[0], lora, 1, adapter_scale), random_adapters(weights[0], lora, 2, adapter_scale)
 
     def test_adapters_change_beside_weights_that_stay(
         self,
@@ -68,7 +73,7 @@ class GeneratorAdapters(GeneratorFixtures):
         for version, (below, which, alone) in enumerate([(0, 0, False), (0, 1, True), (0, 0, True), (1, 1, False)]):
             adapted.refit({**({} if alone else weights[below]), **adapters[which]}, version)
             result = adapted.generate(question, version)
-            policy = load_reference(reference, _merged(weights[below], adapters[which], lora))
+            policy = load_reference(reference, merged_weights(weights[below], adapters[which], lora))
             adapted.assert_logprobs(policy, question, result, when=f"after refit {version} ")
             if stale is not None:
                 errors = logprob_errors(stale, question, result, PLAIN)
@@ -88,7 +93,7 @@ class GeneratorAdapters(GeneratorFixtures):
         adapted.require(capabilities.IN_FLIGHT_REFIT)
         adapted.require(capabilities.STREAMING)
         adapted.refit({**weights[0], **adapters[0]}, 0)
-        policies = [load_reference(reference, _merged(weights[0], each, lora)) for each in adapters]
+        policies = [load_reference(reference, merged_weights(weights[0], each, lora)) for each in adapters]
         assert_tokens_follow_refits(adapted, question, policies, lambda version: adapted.refit(adapters[version % 2], version))
 
     def test_adapters_need_weights_below_them(
@@ -109,34 +114,38 @@ class GeneratorAdapters(GeneratorFixtures):
         with pytest.raises(RlcoreError):
             adapted.refit(adapters[1], 1)
         adapted.refit({**weights[0], **adapters[1]}, 2)
-        policy = load_reference(reference, _merged(weights[0], adapters[1], lora))
+        policy = load_reference(reference, merged_weights(weights[0], adapters[1], lora))
         adapted.assert_logprobs(policy, question, adapted.generate(question, 2))
 
 
-def _random_adapters(weights: Tensors, lora: LoraSpec, seed: int) -> dict[str, Any]:
-    import torch
-
+def random_adapters(weights: Tensors, lora: LoraSpec, seed: int, scale: float) -> dict[str, Any]:
+    """Normal A and B of standard deviation `scale` for each target, by name."""
     random = np.random.default_rng(seed)
     adapters = {}
     for name, weight in weights.items():
-        if not name.endswith(tuple(f".{target}.weight" for target in lora.targets)):
+        if not f".{name}".endswith(tuple(f".{target}.weight" for target in lora.targets)):
             continue
         rows, columns = weight.shape
         for key, shape in {A: (lora.rank, columns), B: (rows, lora.rank)}.items():
-            values = torch.from_numpy(random.normal(0.0, 0.1, shape))
-            adapters[f"{name.removesuffix('weight')}{key}"] = values.to(weight.device, weight.dtype)
+            adapters[f"{name.removesuffix('weight')}{key}"] = _as(weight, random.normal(0.0, scale, shape))
     return adapters
 
 
-def _merged(weights: Tensors, adapters: Tensors, lora: LoraSpec) -> dict[str, Any]:
+def merged_weights(weights: Tensors, adapters: Tensors, lora: LoraSpec) -> dict[str, Any]:
     """W + alpha / rank · B A, in float64 and then in the weights' dtype."""
-    import torch
-
     merged = dict(weights)
     for name, weight in weights.items():
         layer = name.removesuffix("weight")
         if f"{layer}{A}" in adapters:
             a, b = (values_of(adapters[f"{layer}{key}"]).astype(np.float64) for key in (A, B))
-            product = torch.from_numpy(lora.scale * (b @ a)).to(weight.device)
-            merged[name] = (weight.double() + product).to(weight.dtype)
+            merged[name] = _as(weight, values_of(weight).astype(np.float64) + lora.scale * (b @ a))
     return merged
+
+
+def _as(weight: Any, values: Float64Array) -> Any:
+    """Return values as an array of the weight's library, dtype and device."""
+    if isinstance(weight, np.ndarray):
+        return values.astype(weight.dtype)
+    import torch
+
+    return torch.from_numpy(values).to(weight.device, weight.dtype)

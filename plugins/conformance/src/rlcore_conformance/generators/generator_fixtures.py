@@ -67,6 +67,7 @@ class Question:
         *,
         routed_experts: bool = False,
         sampling_mask: bool = False,
+        adapter: str = "",
     ) -> GenerateRequest:
         """The generator's request."""
         return GenerateRequest(
@@ -79,6 +80,7 @@ class Question:
             on_finished=on_finished,
             routed_experts=routed_experts,
             sampling_mask=sampling_mask,
+            adapter=adapter,
         )
 
     def ungrouped(self, order: Sequence[int]) -> "Question":
@@ -111,14 +113,25 @@ class GeneratorUnderTest:
         """Skip the test unless the generator declares the capability."""
         require(self.provider, capability)
 
-    def refit(self, weights: Mapping[str, Any], weight_version: int, **options: Any) -> None:
+    def refit(
+        self, weights: Mapping[str, Any], weight_version: int, *, adapter: str = "", drops: Sequence[str] = (), **options: Any
+    ) -> None:
         """Bring it to copies of `weights`."""
-        self.refit_export(make_export(weights, weight_version, **options))
+        self.refit_export(make_export(weights, weight_version, **options), adapter=adapter, drops=drops)
 
-    def refit_export(self, export: WeightExport, *, may_alias: bool = False) -> None:
+    def refit_export(
+        self, export: WeightExport, *, may_alias: bool = False, adapter: str = "", drops: Sequence[str] = ()
+    ) -> None:
         """Bring it to an export's weights."""
         self.handle.refit(
-            RefitRequest(weight_version=export.weight_version, channel=self.channel, weights=export, may_alias=may_alias)
+            RefitRequest(
+                weight_version=export.weight_version,
+                channel=self.channel,
+                weights=export,
+                may_alias=may_alias,
+                adapter=adapter,
+                drops=tuple(drops),
+            )
         )
 
     def generate(
@@ -127,9 +140,11 @@ class GeneratorUnderTest:
         weight_version: int = 0,
         sampling: SamplingParams | None = None,
         on_finished: OnFinished | None = None,
+        *,
+        adapter: str = "",
     ) -> GenerateResult:
         """Let the generator sample for a request."""
-        return self.handle.generate(question.request(sampling or PLAIN, weight_version, on_finished))
+        return self.handle.generate(question.request(sampling or PLAIN, weight_version, on_finished, adapter=adapter))
 
     def assert_logprobs(
         self,

@@ -4,13 +4,26 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from rlcore.spi import LoraSpec, TensorSpec, WeightExport
 from rlcore_torchkit.adapters.lora import linear_layers_of
 from rlcore_torchkit.adapters.lora_targets import adapter_shapes, is_adapter, targeted
 from rlcore_torchkit.huggingface.models import checkpoint_shapes, empty_model
 from rlcore_torchkit.transformers_import import import_transformers
+
+
+@frozen(kw_only=True)
+class AdapterPlace:
+    """The number that the adapter of a refit has in the engines, and the others that stay."""
+
+    number: int = 0
+    """vLLM's number of the adapter; 0 where there are none."""
+    kept: Mapping[int, int] = field(factory=dict)
+    """The version of each other adapter, by its number. The engines forget those that are left out."""
+
+
+NO_PLACE = AdapterPlace()
 
 
 @frozen(kw_only=True)
@@ -23,10 +36,12 @@ class Manifest:
     """True where the tensors themselves stay valid until the refit ends, rather than until their bucket is acknowledged."""
     lora: LoraSpec | None = None
     """The form of the adapters among them; None where there are none."""
+    place: AdapterPlace = NO_PLACE
 
     @classmethod
-    def of(cls, export: WeightExport, lora: LoraSpec | None = None) -> "Manifest":
-        return cls(weight_version=export.weight_version, specs=export.specs, persistent=export.persistent, lora=lora)
+    def of(cls, export: WeightExport, lora: LoraSpec | None = None, place: AdapterPlace = NO_PLACE) -> "Manifest":
+        version = export.weight_version
+        return cls(weight_version=version, specs=export.specs, persistent=export.persistent, lora=lora, place=place)
 
     @property
     def has_weights(self) -> bool:
@@ -44,6 +59,7 @@ class Manifest:
             "kept": [spec.name for spec in self.specs if spec.keeps_dtype],
             "persistent": self.persistent,
             "lora": None if lora is None else {"rank": lora.rank, "alpha": lora.alpha, "targets": list(lora.targets)},
+            "place": {"number": self.place.number, "kept": [list(pair) for pair in self.place.kept.items()]},
         }
 
     @classmethod
@@ -57,7 +73,9 @@ class Manifest:
             )
         form = content["lora"]
         lora = None if form is None else LoraSpec(rank=form["rank"], alpha=form["alpha"], targets=tuple(form["targets"]))
-        return cls(weight_version=content["weight_version"], specs=specs, persistent=content["persistent"], lora=lora)
+        place = AdapterPlace(number=content["place"]["number"], kept=dict(content["place"]["kept"]))
+        version, persistent = content["weight_version"], content["persistent"]
+        return cls(weight_version=version, specs=specs, persistent=persistent, lora=lora, place=place)
 
 
 def expected_adapters(hf_config: Any, trust_remote_code: bool, spec: LoraSpec) -> dict[str, tuple[int, ...]]:

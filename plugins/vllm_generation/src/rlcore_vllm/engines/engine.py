@@ -48,7 +48,8 @@ class Engine:
         self._draft_counter: DraftCounter | None = None
         self._num_steps = 0
         self._num_requests = 0
-        self._weight_version = -1
+        self._versions: Mapping[int, int] = {}
+        """The version of each adapter, by its number; NO_ADAPTER is the model without any."""
         self._paused = False
         self._closing = False
         self._failure: str | None = None
@@ -94,10 +95,11 @@ class Engine:
         """vLLM's collective_rpc: one result a rank. Without queued batches only: paused, or before anything runs."""
         return self._submit(lambda: self._llm.collective_rpc(method, kwargs=dict(kwargs)))
 
-    def end_update(self, weight_version: int) -> Future[DraftCounts | None]:
-        """Drop all that was computed under the old weights and go on; later tokens carry this version. What was guessed since
-        the update before, None where no tokens are guessed."""
-        return self._submit(lambda: self._resume(weight_version))
+    def end_update(self, versions: Mapping[int, int]) -> Future[DraftCounts | None]:
+        """Drop all that was computed under the old weights and go on; later tokens carry the version of their adapter, by its
+        number. Samples of other adapters end as ABORTED. What was guessed since the update before, None where no tokens are
+        guessed."""
+        return self._submit(lambda: self._resume(versions))
 
     def set_residency(self, *, weights: bool, cache: bool, discard_weights: bool) -> Future[int]:
         """Return whether weights and KV cache are on the device; returns the bytes that are. Nothing may be generating."""
@@ -165,6 +167,10 @@ class Engine:
         return future
 
     def _add(self, samples: Samples, job: Job) -> None:
+        version = self._versions.get(samples.adapter)
+        if version is None:  # its adapter was dropped while it was on its way
+            job.hand_out([Sample(job, number, 0, 0, -1).finish() for number in samples.numbers.tolist()])
+            return
         prompts = [samples.prompts.sequence(index).tolist() for index in range(samples.prompts.num_sequences)]
         seeds = engine_seeds(samples.seeds)
         images = samples.images or ((),) * len(prompts)
@@ -181,11 +187,11 @@ class Engine:
                     str(self._num_requests),
                     prompt,
                     params,
-                    adapters=self._settings.adapters,
+                    adapter=samples.adapter,
                     features=features[samples.prompt_of[index]],
                 )
                 self._num_requests += 1
-                sample = Sample(job, number, len(prompt), limit, self._weight_version)
+                sample = Sample(job, number, len(prompt), limit, version, samples.adapter)
                 if samples.sampling.stop_strings:
                     sample.detokenizer = self._detokenizer(params)
                 if samples.routed_experts:
@@ -273,11 +279,17 @@ class Engine:
         if self._ended:
             self._hand_out()
 
-    def _resume(self, weight_version: int) -> DraftCounts | None:
+    def _resume(self, new: Mapping[int, int]) -> DraftCounts | None:
+        gone = {request: sample for request, sample in self._samples.items() if sample.adapter not in new}
+        if gone:
+            self._samples = {request: sample for request, sample in self._samples.items() if request not in gone}
+            self._ended |= gone
+            self._hand_out()  # before vLLM forgets the requests, and the recorder with it
+            self._llm.engine_core.abort_requests(list(gone))
         versions.drop_caches(self._core)
-        self._weight_version = weight_version
+        self._versions = new
         for sample in self._samples.values():
-            sample.change_version(weight_version)
+            sample.change_version(new[sample.adapter])
         versions.set_paused(self._core, False)
         self._paused = False
         return None if self._draft_counter is None else self._draft_counter.take()

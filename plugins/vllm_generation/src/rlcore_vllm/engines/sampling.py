@@ -35,6 +35,8 @@ class Samples:
     """True where to report what each token was sampled among."""
     images: Images | None = None
     """The images that each of the P prompts reads; None where there are none."""
+    adapter: int = 0
+    """The engine's number of the adapter that samples, 0 where there are none."""
 
 
 @frozen(kw_only=True, eq=False)

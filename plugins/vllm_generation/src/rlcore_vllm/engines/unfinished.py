@@ -35,6 +35,7 @@ class Sample:
     """A sample in the making."""
 
     __slots__ = (
+        "adapter",
         "detokenizer",
         "is_masked",
         "job",
@@ -49,8 +50,10 @@ class Sample:
         "tokens",
     )
 
-    def __init__(self, job: Job, number: int, prompt_length: int, limit: int, weight_version: int) -> None:
+    def __init__(self, job: Job, number: int, prompt_length: int, limit: int, weight_version: int, adapter: int = 0) -> None:
         self.job = job
+        self.adapter = adapter
+        """The engine's number of the adapter that samples it."""
         self.number = number
         self.prompt_length = prompt_length
         self.limit = limit

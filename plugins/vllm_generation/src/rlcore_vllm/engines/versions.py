@@ -29,19 +29,19 @@ def import_without_torchao() -> None:
         importlib.import_module("vllm.model_executor.layers.quantization.torchao")
 
 
-ADAPTERS_ID = 1
-"""vLLM's number of the adapters that all requests of an engine have."""
+NO_ADAPTER = 0
+"""The number that stands for the model without adapters; vLLM's own numbers begin with 1."""
 
 
 def make_request(
-    request_id: str, prompt: list[int], params: Any, *, adapters: bool = False, features: Sequence[Any] | None = None
+    request_id: str, prompt: list[int], params: Any, *, adapter: int = NO_ADAPTER, features: Sequence[Any] | None = None
 ) -> Any:
-    """Return an EngineCoreRequest with or without adapters; `features` are those of the prompt's images."""
+    """Return an EngineCoreRequest of the adapter with vLLM's number; `features` are those of the prompt's images."""
     from vllm.lora.request import LoRARequest
     from vllm.v1.engine import EngineCoreRequest
 
-    # The path is never read: a refit has brought the adapters before anything is sampled.
-    named = LoRARequest(lora_name="policy", lora_int_id=ADAPTERS_ID, lora_path="none") if adapters else None
+    # The path is never read: a refit has brought the adapter before anything is sampled. vLLM compares and caches by the name.
+    named = LoRARequest(lora_name=f"adapter {adapter}", lora_int_id=adapter, lora_path="none") if adapter else None
 
     return EngineCoreRequest(
         request_id=request_id,

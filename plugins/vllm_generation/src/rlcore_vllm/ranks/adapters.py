@@ -1,10 +1,10 @@
-"""The adapters of a policy in a vLLM model that runs: taken over from memory, beside weights that stay as they are.
+"""The adapters of policies in a vLLM model that runs: taken over from memory, beside weights that stay as they are.
 
-vLLM puts a layer with room for adapters around each of the model's that may have one. All requests of an engine have the same
-adapters, so one slot is enough, and a refit fills it anew.
+vLLM puts a layer with slots for adapters around each of the model's that may have one. Each adapter has a number, by which
+requests name it, and a slot. A refit fills the slot of one adapter, and writes to no other.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,21 +13,24 @@ from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 
-from rlcore.spi import LoraSpec
+from rlcore.spi import LoraSpec, RefitError
 from rlcore_torchkit.adapters.peft_check import PREFIX
 from rlcore_torchkit.refit.arrivals import refuse
-from rlcore_vllm.engines.versions import ADAPTERS_ID
+from rlcore_torchkit.refit.digest import tensor_digests
 
 
-def replace_adapters(model: nn.Module, tensors: Mapping[str, Tensor], spec: LoraSpec, device: str) -> None:
-    """Have all requests use these A and B, by name, in place of those before; they are the model's from now on, and changed.
+def put_adapter(
+    model: nn.Module, number: int, kept: Collection[int], tensors: Mapping[str, Tensor], spec: LoraSpec, device: str
+) -> None:
+    """Have requests of this number use these A and B, by name, in place of those before; they are the model's from now on, and
+    changed. Other adapters than those `kept` are forgotten.
 
-    RefitError where vLLM's model has no layer for one, which vLLM itself would pass over.
+    RefitError where vLLM's model has no layer for one, which vLLM itself would pass over, or lacks one that is to be kept.
     """
     manager: Any = model.lora_manager
     form = PEFTHelper(r=spec.rank, lora_alpha=spec.alpha, target_modules=list(spec.targets))  # type: ignore[arg-type]
     adapters = LoRAModel.from_lora_tensors(
-        lora_model_id=ADAPTERS_ID,
+        lora_model_id=number,
         tensors={f"{PREFIX}{name}": tensor for name, tensor in tensors.items()},
         peft_helper=form,
         device=device,
@@ -38,10 +41,27 @@ def replace_adapters(model: nn.Module, tensors: Mapping[str, Tensor], spec: Lora
         'of adapters are of no layer of vLLM\'s model, to which refit.adapters = "merged" sends none',
         adapters.loras.keys() - known,
     )
-    manager.remove_all_adapters()
+    held = set(manager.list_adapters())
+    if gone := set(kept) - held:
+        raise RefitError(f"refit: found no adapter {', '.join(map(str, sorted(gone)))} in vLLM; expected it beside {number}")
+    for other in held - set(kept):
+        manager.remove_adapter(other)
     manager._last_mapping = None  # which requests use which slot: what is kept of it may have slept
     manager.add_adapter(adapters)
-    manager.activate_adapter(ADAPTERS_ID)
+    manager.activate_adapter(number)
+
+
+def slot_digests(model: nn.Module, number: int) -> dict[str, int]:
+    """The digest of each tensor in the slot of an adapter, which is what vLLM computes with, by its layer's name."""
+    manager: Any = model.lora_manager
+    slot = manager.lora_index_to_id.index(number)
+    held = {
+        f"{name}.{kind}.{part}": stacked[slot].contiguous()
+        for name, layer in manager.modules.items()
+        for kind in ("lora_a_stacked", "lora_b_stacked")
+        for part, stacked in enumerate(getattr(layer, kind))
+    }
+    return dict(zip(held, tensor_digests(held.values()), strict=True))
 
 
 @contextmanager

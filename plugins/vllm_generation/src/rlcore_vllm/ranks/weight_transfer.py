@@ -23,7 +23,7 @@ from rlcore_vllm.channels import make_receiver
 from rlcore_vllm.channels.manifest import Manifest, expected_adapters, expected_shapes
 from rlcore_vllm.channels.shards import Needs
 from rlcore_vllm.channels.shards import Receiver as ShardsReceiver
-from rlcore_vllm.ranks.adapters import replace_adapters, without_adapters
+from rlcore_vllm.ranks.adapters import put_adapter, without_adapters
 from rlcore_vllm.ranks.loading import Loader
 
 BACKEND = "rlcore"
@@ -65,6 +65,8 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         self._manifest: Manifest | None = None
         self._adapters: dict[str, Tensor] = {}
         """Copies of A and B that the refit has brought, until they are put in place."""
+        self._held_adapters: dict[int, int] = {}
+        """The version of each adapter in the model, by its number."""
         self._specs: dict[str, TensorSpec] = {}
         self._known: tuple[list[Any], tuple[TensorSpec, ...]] | None = None
         """The last announcement, as it came, and its specs, once they have been compared with the model."""
@@ -118,20 +120,34 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         self._told[specs] = found
         return {name: [[list(box.start), list(box.stop)] for box in boxes] for name, boxes in found.items()}
 
+    @property
+    def brings_weights(self) -> bool:
+        """Return whether the refit under way brings the model's own weights."""
+        manifest = self._announced()
+        return manifest.has_weights or manifest.lora is None
+
     @torch.no_grad()
     def put_adapters_in_place(self) -> None:
         """After finish_weight_update, which in some versions of vLLM takes away those that there are."""
-        lora = self._announced().lora
-        if lora is not None:
-            replace_adapters(self.model, self._adapters, lora, self.device.type)
-            self._adapters = {}
+        manifest = self._announced()
+        lora, place = manifest.lora, manifest.place
+        if lora is None:
+            return
+        if not place.kept.items() <= self._held_adapters.items():
+            raise RefitError(f"refit: found adapters of versions {self._held_adapters}; expected to keep {dict(place.kept)}")
+        put_adapter(self.model, place.number, place.kept, self._adapters, lora, self.device.type)
+        self._adapters, self._held_adapters = {}, {**place.kept, place.number: manifest.weight_version}
 
     def acknowledgement(self) -> dict[str, Any]:
-        """Version and digests of what this rank has loaded in the refit that is finished."""
+        """Version and digests of what this rank has loaded in the refit that is finished, and the versions of its adapters."""
         if self._manifest is None:
             raise RefitError("refit: nothing has been received that could be acknowledged")
-        digests = {} if self._shard_digest is not None else self._digests
-        return {"weight_version": self._manifest.weight_version, "digests": digests, "shard_digest": self._shard_digest}
+        return {
+            "weight_version": self._manifest.weight_version,
+            "digests": {} if self._shard_digest is not None else self._digests,
+            "shard_digest": self._shard_digest,
+            "adapters": list(self._held_adapters.items()),
+        }
 
     @torch.no_grad()
     def abandon(self) -> None:

@@ -16,6 +16,7 @@ from rlcore.spi import RefitError
 from rlcore_torchkit.refit.held_digests import held_digests
 from rlcore_vllm.engines import versions
 from rlcore_vllm.engines.rank_recorders import Order, RankRecorders
+from rlcore_vllm.ranks.adapters import slot_digests
 from rlcore_vllm.ranks.exact_layers import compute_as_transformers
 from rlcore_vllm.ranks.fixed_length_drafts import use_fixed_length_drafts
 from rlcore_vllm.ranks.invariant import use_invariant_kernels
@@ -72,11 +73,12 @@ class WorkerExtension:
         with _current_device(self.device):
             return self._rlcore_recorders.carry_out(orders, worker.model_runner)
 
-    def rlcore_held_digests(self) -> dict[str, int]:
-        """The digests of what this rank computes with."""
+    def rlcore_held_digests(self, adapter: int) -> dict[str, int]:
+        """The digests of what this rank computes with: of the model, or of the slot of an adapter by its number."""
         worker: Any = self
         with _current_device(self.device):
-            return held_digests(worker.model_runner.get_model(), packed_outputs)
+            model = worker.model_runner.get_model()
+            return slot_digests(model, adapter) if adapter else held_digests(model, packed_outputs)
 
     def _rlcore_step(self, step: str, content: dict[str, Any]) -> dict[str, Any]:
         worker: Any = self
@@ -97,7 +99,11 @@ class WorkerExtension:
             case "shards":
                 worker.update_weights({"shards": content})
             case "finish":
-                worker.finish_weight_update()
+                if self.weight_transfer_engine.brings_weights:
+                    worker.finish_weight_update()
+                else:  # it would take away all adapters, as behind weights that are others
+                    self.weight_transfer_engine.finish_weight_update()
+                    self._rlcore_end()
                 self.weight_transfer_engine.put_adapters_in_place()
                 return self.weight_transfer_engine.acknowledgement()
             case "abandon":
@@ -108,6 +114,9 @@ class WorkerExtension:
 
     def _rlcore_abandon(self) -> None:
         self.weight_transfer_engine.abandon()
+        self._rlcore_end()
+
+    def _rlcore_end(self) -> None:
         self.weight_transfer_engine.reset_weight_update_target()
         self._weight_update_active = False
 

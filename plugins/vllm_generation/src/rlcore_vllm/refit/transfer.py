@@ -15,7 +15,7 @@ from rlcore.spi.weights import ITEM_BYTES
 from rlcore_torchkit.refit.arrivals import refuse
 from rlcore_torchkit.refit.shard_route import plan_windows
 from rlcore_vllm.channels import make_sender
-from rlcore_vllm.channels.manifest import Manifest
+from rlcore_vllm.channels.manifest import NO_PLACE, AdapterPlace, Manifest
 from rlcore_vllm.channels.shards import Route, meeting_host
 from rlcore_vllm.replicas.replica import Replica
 from rlcore_vllm.setup.config import VllmConfig
@@ -45,8 +45,9 @@ class Transfer:
         self.sent_bytes: int | None = None
         """Bytes that the last `send` took; None where the channel does not count them."""
 
-    def send(self, export: spi.WeightExport, delta: spi.Delta = "off") -> dict[str, int]:
-        """Load the export into every engine; returns the digests that every rank of every replica has acknowledged.
+    def send(self, export: spi.WeightExport, delta: spi.Delta = "off", place: AdapterPlace = NO_PLACE) -> dict[str, int]:
+        """Load the export into every engine, its adapter at this place. Returns the digests that every rank of every replica
+        has acknowledged.
 
         RefitError, naming tensors, where one is missing, unknown, repeated, of another shape or changed on the way; WorkerError
         where a replica died or did not answer in time. After either the engines hold a mixture: they have to be restarted, or
@@ -56,8 +57,8 @@ class Transfer:
         buckets, device = _first_device(export.buckets)
         try:
             sender = self._connected(device)
-            claimed = self._send(sender, Manifest.of(export, self._lora), buckets, delta)
-            return self._acknowledged(export.weight_version, claimed)
+            claimed = self._send(sender, Manifest.of(export, self._lora, place), buckets, delta)
+            return self._acknowledged(export.weight_version, place, claimed)
         except BaseException as error:
             self._abandon(isinstance(error, spi.WorkerError))
             raise
@@ -65,7 +66,9 @@ class Transfer:
             if self._sender is not None:
                 self._sender.end()
 
-    def take_shards(self, export: spi.WeightExport, shards: spi.ShardExport, *, holds_weights: bool) -> int:
+    def take_shards(
+        self, export: spi.WeightExport, shards: spi.ShardExport, *, holds_weights: bool, place: AdapterPlace = NO_PLACE
+    ) -> int:
         """Have every rank of every replica take a sharded export, while this process reads it to its end.
 
         `holds_weights` says whether all hold the version that they have taken last. Returns the sum mod 2^64 of the digests of
@@ -78,7 +81,7 @@ class Transfer:
                 self._route = Route(ranks, meeting_host(ranks, self._rendezvous), self._config.refit_timeout_s)
                 options = [{"channel": self._channel, "options": each} for each in self._route.options(shards)]
                 self._receivers.start("connect", options).wait()
-            self._receivers.start_all("begin", Manifest.of(export, self._lora).to_wire()).wait()
+            self._receivers.start_all("begin", Manifest.of(export, self._lora, place).to_wire()).wait()
             told = self._receivers.start_all("needs", {}).wait()
             route = self._route.to(export.specs, [answer["needs"] for ranks in told for answer in ranks])
             layout = self._route.layout(route, shards)
@@ -93,7 +96,7 @@ class Transfer:
                 pending.wait()  # where a receiver failed first, it says why
                 raise
             pending.wait()
-            return self._taken(export.weight_version)
+            return self._taken(export.weight_version, place)
         except BaseException as error:
             self._abandon(isinstance(error, spi.WorkerError))
             raise
@@ -155,26 +158,35 @@ class Transfer:
             pending.wait(sender.check)
             sender.acknowledged(index)
 
-    def _acknowledged(self, weight_version: int, claimed: dict[str, int]) -> dict[str, int]:
+    def _acknowledged(self, weight_version: int, place: AdapterPlace, claimed: dict[str, int]) -> dict[str, int]:
         """Return the digests that all ranks hold; RefitError unless that is one version, with the digests that the trainer
-        named."""
+        named, beside the adapters that stay."""
         for replica, ranks in zip(self._replicas, self._receivers.start_all("finish", {}).wait(), strict=True):
             for rank, answer in enumerate(ranks):
                 by_whom = f"acknowledged by replica {replica.name}, rank {rank}"
                 if answer["weight_version"] != weight_version:
                     raise spi.RefitError(f"refit: version {answer['weight_version']} {by_whom}; expected {weight_version}")
+                self._require_adapters(answer, weight_version, place, by_whom)
                 held = answer["digests"]
                 differing = [name for name in claimed.keys() | held.keys() if claimed.get(name) != held.get(name)]
                 refuse(f"not as sent, {by_whom}", differing)
         return claimed
 
-    def _taken(self, weight_version: int) -> int:
+    def _require_adapters(self, answer: Mapping[str, Any], weight_version: int, place: AdapterPlace, by_whom: str) -> None:
+        """RefitError unless a rank holds each adapter at its version, and no other."""
+        expected = {} if self._lora is None else {**place.kept, place.number: weight_version}
+        if (held := dict(answer["adapters"])) != expected:
+            raise spi.RefitError(f"refit: adapters of versions {held}, by number, {by_whom}; expected {expected}")
+
+    def _taken(self, weight_version: int, place: AdapterPlace) -> int:
         total = 0
         for replica, ranks in zip(self._replicas, self._receivers.start_all("finish", {}).wait(), strict=True):
             for rank, answer in enumerate(ranks):
+                by_whom = f"acknowledged by replica {replica.name}, rank {rank}"
                 if answer["weight_version"] != weight_version or answer["shard_digest"] is None:
                     found = f"version {answer['weight_version']}, digest {answer['shard_digest']}"
-                    raise spi.RefitError(f"refit: {found} acknowledged by replica {replica.name}, rank {rank}")
+                    raise spi.RefitError(f"refit: {found} {by_whom}")
+                self._require_adapters(answer, weight_version, place, by_whom)
                 total += answer["shard_digest"]
         return total % 2**64
 

@@ -68,8 +68,8 @@ class Host:
             # It cannot be pickled.
             raise WorkerError(str(error)) from error
 
-    def end_update(self, weight_version: int) -> DraftCounts | None:
-        return self._engine.end_update(weight_version).result()
+    def end_update(self, versions: Mapping[int, int]) -> DraftCounts | None:
+        return self._engine.end_update(versions).result()
 
     def set_residency(self, weights: bool, cache: bool, discard_weights: bool) -> int:
         return self._engine.set_residency(weights=weights, cache=cache, discard_weights=discard_weights).result()

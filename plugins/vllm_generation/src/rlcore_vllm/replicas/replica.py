@@ -43,10 +43,10 @@ class Replica(ABC):
         """Call a method of vLLM's worker (or of its extension class) on every rank: one result each."""
         return self._submit("call_workers", method, dict(kwargs))
 
-    def end_update(self, weight_version: int) -> Future[DraftCounts | None]:
-        """Drop what was computed under the old weights and go on; later tokens carry this version. What was guessed since the
-        update before, None where no tokens are guessed."""
-        return self._submit("end_update", weight_version)
+    def end_update(self, versions: Mapping[int, int]) -> Future[DraftCounts | None]:
+        """Drop what was computed under the old weights and go on; later tokens carry the version of their adapter, by its
+        number. What was guessed since the update before, None where no tokens are guessed."""
+        return self._submit("end_update", dict(versions))
 
     def set_residency(self, *, weights: bool, cache: bool, discard_weights: bool) -> Future[int]:
         """Put weights and KV cache on the device or take them off it; returns the bytes that are there then."""

@@ -17,10 +17,15 @@ STICKINESS = 0.125
 
 
 def dispatch(
-    request: GenerateRequest, limits: Int64Array, busy: Sequence[int], places: Mapping[int, int] = MappingProxyType({})
+    request: GenerateRequest,
+    limits: Int64Array,
+    busy: Sequence[int],
+    places: Mapping[int, int] = MappingProxyType({}),
+    *,
+    adapter: int = 0,
 ) -> list[Samples]:
     """Return each engine's part of the samples; `limits` int64 [S] are their most tokens, `busy` the engines' work so far,
-    `places` the engines of conversations.
+    `places` the engines of conversations, `adapter` the engines' number of the request's adapter.
 
     Work is counted in tokens at the samples' limits, and the largest parts are dealt first, each to the engine with the least,
     or to that which has had its conversation, where that has little more to do.
@@ -44,7 +49,7 @@ def dispatch(
             engine = totals.index(least)
         dealt[engine].append(parts[index])
         totals[engine] += work[index]
-    return [_select(request, limits, parts) for parts in dealt]
+    return [_select(request, limits, parts, adapter) for parts in dealt]
 
 
 def work_of(request: GenerateRequest, limits: Int64Array) -> Int64Array:
@@ -52,7 +57,7 @@ def work_of(request: GenerateRequest, limits: Int64Array) -> Int64Array:
     return np.repeat(request.prompts.lengths, request.num_samples) + limits
 
 
-def _select(request: GenerateRequest, limits: Int64Array, parts: list[Int64Array]) -> Samples:
+def _select(request: GenerateRequest, limits: Int64Array, parts: list[Int64Array], adapter: int) -> Samples:
     numbers = np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
     prompts, prompt_of = np.unique(numbers // request.num_samples, return_inverse=True)
     positions, offsets = gather_ragged(request.prompts.offsets, prompts)
@@ -66,4 +71,5 @@ def _select(request: GenerateRequest, limits: Int64Array, parts: list[Int64Array
         routed_experts=request.routed_experts,
         sampling_mask=request.sampling_mask,
         images=None if request.images is None else tuple(request.images[prompt] for prompt in prompts.tolist()),
+        adapter=adapter,
     )

@@ -34,12 +34,13 @@ class Stream:
         """Calls under way, and those that failed, with the number of their engine."""
         self._error: BaseException | None = None
 
-    def add(self, request: GenerateRequest, limits: Int64Array) -> None:
-        """Let a request join, each sample on the engine with the least to do; `limits` int64 [S]: tokens of each."""
+    def add(self, request: GenerateRequest, limits: Int64Array, adapter: int = 0) -> None:
+        """Let a request join, each sample on the engine with the least to do; `limits` int64 [S]: tokens of each. `adapter` is
+        the engines' number of its adapter."""
         first, self._num_samples = self._num_samples, self._num_samples + len(limits)
         work = work_of(request, limits)
         with self._lock:
-            parts = dispatch(request, limits, self._busy, self._placement)
+            parts = dispatch(request, limits, self._busy, self._placement, adapter=adapter)
             for engine, part in enumerate(parts):
                 self._busy[engine] += int(work[part.numbers].sum())
                 self._remember(request, part, engine)

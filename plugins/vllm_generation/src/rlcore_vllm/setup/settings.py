@@ -51,8 +51,6 @@ class EngineSettings:
     """True where nothing is compiled, the sampler included."""
     arguments: Mapping[str, Any]
     """Arguments of vLLM's EngineArgs, by its names."""
-    adapters: bool = False
-    """True where requests are computed with the adapters that refits bring."""
     batch_invariant: bool = False
     """True where what is computed of a token is the same bits in every batch."""
 
@@ -107,7 +105,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
     if context.routed_experts:
         arguments["enable_return_routed_experts"] = True
     if context.lora is not None:
-        arguments |= adapter_arguments(context.model, context.lora)
+        arguments |= adapter_arguments(context.model, context.lora, context.max_adapters)
     if device == "cpu":
         arguments |= {
             "kv_cache_memory_bytes": int(config.cpu_kv_cache_gib * GIB),
@@ -133,7 +131,6 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         tensor_parallel=config.tensor_parallel,
         eager=eager,
         arguments=arguments | dict(config.engine) | {"hf_overrides": head | _overrides(config)},
-        adapters=context.lora is not None,
         batch_invariant=config.batch_invariant,
     )
 
@@ -183,8 +180,8 @@ def _config_file(model: ModelSpec) -> Path | None:
     return None if file is None else Path(file)
 
 
-def adapter_arguments(model: ModelSpec, spec: LoraSpec) -> dict[str, Any]:
-    """Return the arguments that make vLLM leave room for one set of adapters beside the layers that have one, and no others."""
+def adapter_arguments(model: ModelSpec, spec: LoraSpec, max_adapters: int) -> dict[str, Any]:
+    """Return the arguments that make vLLM leave room for so many adapters beside the layers that have one, and no others."""
     import torch
 
     from rlcore_torchkit.adapters.lora import linear_layers_of
@@ -193,7 +190,7 @@ def adapter_arguments(model: ModelSpec, spec: LoraSpec) -> dict[str, Any]:
     layers = targeted(linear_layers_of(empty), spec)
     return {
         "enable_lora": True,
-        "max_loras": 1,
+        "max_loras": max_adapters,
         "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= spec.rank),
         "lora_target_modules": sorted({name.rpartition(".")[2] for name in layers}),
     }

@@ -17,6 +17,7 @@ LOST = frozenset(
         # Tokens that are refused have been through the experts too.
         capabilities.ROUTED_EXPERTS,
         capabilities.ADAPTER_REFIT,
+        capabilities.MANY_ADAPTERS,
     }
 )
 """Capabilities that are lost where tokens are guessed."""
