@@ -1,6 +1,7 @@
 """The trainer's half of the conformance kit."""
 
 from rlcore_conformance.trainers.trainer_adapters import TrainerAdapters
+from rlcore_conformance.trainers.trainer_gradient_norms import TrainerGradientNorms
 from rlcore_conformance.trainers.trainer_images import TrainerImages
 from rlcore_conformance.trainers.trainer_lifecycle import TrainerLifecycle
 from rlcore_conformance.trainers.trainer_lora import TrainerLora
@@ -20,6 +21,7 @@ class TrainerConformance(
     TrainerOptimizer,
     TrainerOptimizerKinds,
     TrainerSplitStep,
+    TrainerGradientNorms,
     TrainerWeights,
     TrainerLifecycle,
     TrainerRouting,
