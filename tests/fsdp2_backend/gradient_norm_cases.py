@@ -21,10 +21,7 @@ squares."""
 
 def norms_in_files(model: Any, gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """The norm of each tensor of the model's files: transformers fuses experts when it loads them."""
-    found: dict[str, torch.Tensor] = {}
-    for name, gradient in gradients.items():
-        found |= revert_weight_conversion(model, {name: gradient})
-    return norms_of(found)
+    return norms_of(revert_weight_conversion(model, dict(gradients)))
 
 
 def norms_of(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
