@@ -17,6 +17,7 @@ PRODUCTS = "test_weights_change_by_low_rank_products"
 BY_TURNS = "test_adapters_by_turns_train_as_alone"
 SMALLER = "test_smaller_rank_is_kept"
 TOGETHER = "test_adapters_together_train_as_by_turns"
+NORMS = "test_norms_of_adapters_are_those_of_their_factors"
 RESUMED = "test_resumed_adapters_take_the_step_that_would_have_followed"
 
 
@@ -87,6 +88,26 @@ class ForgetsMoments(WrongTrainer):
         optimizer = next(value for value in vars(self).values() if isinstance(value, Optimizer))
         optimizer.state.clear()
         return result
+
+
+class NamesNormsAsPeftDoes(WrongTrainer):
+    check = NORMS
+
+    @hookimpl
+    def train_step(self, request):
+        result = super().train_step(request)
+        norms = {f"base_model.model.{name}": norm for name, norm in (result.gradient_norms or {}).items()}
+        return evolve(result, gradient_norms=norms or None)
+
+
+class HasNormsOfFrozenWeights(WrongTrainer):
+    check = NORMS
+
+    @hookimpl
+    def train_step(self, request):
+        result = super().train_step(request)
+        norms = {"model.norm.weight": 0.0, **(result.gradient_norms or {})}
+        return evolve(result, gradient_norms=norms if request.gradient_norms else None)
 
 
 class SharesMoments(WrongTrainer):

@@ -13,6 +13,7 @@ MODULES = (
     "mutant_trainers",
     "mutant_optimizers",
     "mutant_split_steps",
+    "mutant_gradient_norms",
     "mutant_ranks",
     "mutant_generators",
     "mutant_adapters",

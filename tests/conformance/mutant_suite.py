@@ -7,6 +7,7 @@ import mutant_collectors
 import mutant_environments  # noqa: F401 - registers its mutants
 import mutant_executions
 import mutant_generators  # noqa: F401 - registers its mutants
+import mutant_gradient_norms  # noqa: F401 - registers its mutants
 import mutant_loop_observers
 import mutant_optimizers  # noqa: F401 - registers its mutants
 import mutant_ranks  # noqa: F401 - registers its mutants

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from attrs import evolve
 from comparing import Comparing
 from fsdp2_layout_cases import FLOAT32, OPTIMIZER, GradientsSeen, assert_gradients, assert_weights
 from fsdp2_support import TEMPERATURE, exported, make_backend, make_config, split, step_request
+from gradient_norm_cases import assert_norms, norms_in_files
 from image_support import ImageReference, image_batch
 from rank_launch import run_rows
 
@@ -57,12 +59,14 @@ def check(rank: int, num_ranks: int, models: Path, scratch: Path, name: str) -> 
             with results.comparing():
                 for group, row in zip(groups, found, strict=True):
                     np.testing.assert_allclose(row, np.concatenate([expected[n] for n in group]), rtol=0.0, atol=2e-5)
-        request = step_request(split(batch, groups), batch.counts(), version)
+        request = evolve(step_request(split(batch, groups), batch.counts(), version), gradient_norms=True)
         result = step_in_pieces(trainer, request) if version == 1 else trainer.train_step(request)
         reference.backward(batch)
         trained = {name: p.grad.clone() for name, p in reference.model.named_parameters() if p.grad is not None}
         reference.optimizer.zero_grad()
         loss, norm = reference.step(batch)
+        with results.comparing():
+            assert_norms(result, norms_in_files(reference.model, trained), 1e-4)
         with results.comparing():
             assert abs(result.loss - loss) < 1e-4
         with results.comparing():

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from attrs import evolve, field, frozen
 from comparing import Comparing
 from fsdp2_support import ALPHABET, TEMPERATURE, Reference, exported, make_backend, make_batch, make_config, split, step_request
+from gradient_norm_cases import assert_norms, norms_in_files
 from rank_launch import run_rows
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
@@ -207,15 +208,16 @@ def write_expected(root: Path, architecture: str) -> None:
     reference = Reference(root / "models" / architecture, OPTIMIZER)
     with torch.no_grad():
         logprobs = reference.logprobs(BATCHES[0])
-    losses, norms, gradients = [], [], []
+    losses, norms, gradients, tensor_norms = [], [], [], []
     for batch in BATCHES:
         losses.append(reference.backward(batch))
         gradients.append(reference.gradients())
+        tensor_norms.append(norms_in_files(reference.model, gradients[-1]))
         reference.optimizer.zero_grad()
         norms.append(reference.step(batch)[1])
     weights = reference.saved(root / f"{architecture}-saved")
     found = {"logprobs": logprobs, "losses": losses, "norms": norms, "gradients": gradients, "weights": weights}
-    torch.save(found, root / f"{architecture}.pt")
+    torch.save(found | {"tensor_norms": tensor_norms}, root / f"{architecture}.pt")
 
 
 def train_on_one(backend: Fsdp2Backend, version: int) -> None:
@@ -344,7 +346,7 @@ def check_held(backend: Fsdp2Backend) -> None:
 def check_step(place: Place, backend: Fsdp2Backend, seen: GradientsSeen, version: int, form: str, architecture: str) -> None:
     batch, expected, bounds = BATCHES[version], place.expected(architecture), place.bounds(architecture)
     request = step_request(microbatches(batch, backend, form), batch.counts(), version)
-    request = evolve(request, logprobs=version == 0)
+    request = evolve(request, logprobs=version == 0, gradient_norms=version < 2)
     result = step_in_pieces(backend, request) if version == 1 else backend.train_step(request)
     norm = expected["norms"][version]
     if version == 0:
@@ -357,6 +359,9 @@ def check_step(place: Place, backend: Fsdp2Backend, seen: GradientsSeen, version
         assert abs(result.grad_norm - norm) < bounds.figure * norm
     with place.comparing():
         assert abs(result.metrics["tokens"] - 1.0) < 1e-6
+    if request.gradient_norms:
+        with place.comparing():
+            assert_norms(result, expected["tensor_norms"][version], bounds.figure)
     with place.comparing():
         assert_gradients(seen.tensors, expected["gradients"][version], bounds)
 

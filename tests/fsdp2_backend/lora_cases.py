@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from attrs import evolve, field, frozen
 from fsdp2_support import ALPHABET, TEMPERATURE, exported, split, step_request
+from gradient_norm_cases import adapter_norms, assert_norms
 from lora_support import (
     BATCHES,
     NUM_SEQUENCES,
@@ -74,6 +75,7 @@ def prepare_adapters(root: Path, name: str) -> None:
     """Adapters for a model of that name, and what plain transformers makes of them."""
     model = root / "models" / name
     reference = LoraReference(model, write_adapter(root / f"{name}-adapter", model))
+    (root / f"{name}-norms.json").write_text(json.dumps(adapter_norms(reference, BATCHES[0])))
     for batch in BATCHES:
         reference.step(batch)
     save_file({key: tensor.contiguous() for key, tensor in reference.adapters().items()}, root / f"{name}.safetensors")
@@ -126,7 +128,7 @@ def _check(rank: int, root: Path, layout: Layout, architecture: str, make: MakeB
     context = lora_context(root / "models" / architecture, spec, needs_reference=True, **place)
     backend = make(context, layout.options)
     directory = root / f"{layout.name}-{architecture}"
-    before = [_logprobs(backend, model, 0) for model in ("policy", "reference")]
+    before, results = [_logprobs(backend, model, 0) for model in ("policy", "reference")], []
     for version in range(NUM_STEPS):
         if version == SAVE_AFTER:
             _save(backend, directory / "resume", "resume")
@@ -135,7 +137,7 @@ def _check(rank: int, root: Path, layout: Layout, architecture: str, make: MakeB
         if version == 1:
             _step_around_another(backend, request)
         else:
-            backend.train_step(request)
+            results.append(backend.train_step(evolve(request, gradient_norms=version == 0)))
     reference, policy = (_logprobs(backend, model, NUM_STEPS) for model in ("reference", "policy"))
     merged = exported(backend, NUM_STEPS)
     _save(backend, directory / "peft", "peft")
@@ -143,6 +145,7 @@ def _check(rank: int, root: Path, layout: Layout, architecture: str, make: MakeB
     key = f"{architecture}-dropout" if layout.dropout else architecture
     assert_adapters(load_file(directory / "peft" / "adapter_model.safetensors"), expected(root, key))
     if not layout.dropout:
+        assert_norms(results[0], json.loads((root / f"{architecture}-norms.json").read_text()))
         weights = expected(root, f"{architecture}-merged")
         assert_adapters({name: merged[name] for name in weights}, weights)
     assert max(float(np.abs(after - initial).max()) for after, initial in zip(reference, before[1], strict=True)) == 0.0

@@ -16,6 +16,7 @@ from fsdp2_support import (
     split,
     step_request,
 )
+from gradient_norm_cases import assert_norms, norms_in_files
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -34,7 +35,12 @@ def test_three_steps_and_what_they_leave(family, tmp_path, backend):
     trainer, reference = backend(directory), Reference(directory)
     for version in range(3):
         batch = make_batch(seed=version)
-        result = trainer.train_step(step_request(split(batch, [[0, 5], [1, 2, 3, 4]]), batch.counts(), version))
+        request = step_request(split(batch, [[0, 5], [1, 2, 3, 4]]), batch.counts(), version)
+        result = trainer.train_step(evolve(request, gradient_norms=version == 0))
+        if version == 0:
+            reference.backward(batch)
+            assert_norms(result, norms_in_files(reference.model, reference.gradients()), 1e-3)
+            reference.optimizer.zero_grad()
         loss, norm = reference.step(batch)
         assert result.loss == pytest.approx(loss, abs=1e-4)
         assert result.grad_norm == pytest.approx(norm, rel=1e-3)

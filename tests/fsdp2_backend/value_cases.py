@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from attrs import evolve
 from comparing import Comparing
 from fsdp2_support import exported, split
+from gradient_norm_cases import assert_norms, norms_in_files
 from lora_cases import Layout, selected
 from transformers import AutoModelForSequenceClassification
 from value_support import BATCHES, NUM_SEQUENCES, NUM_STEPS, VALUE, WEIGHT, ValueReference, value_context, value_request
@@ -35,8 +37,12 @@ def prepare(root: Path) -> None:
         reference = ValueReference(model)
         with torch.no_grad():
             values = reference.values(BATCHES[0])
+        reference.backward(BATCHES[0])
+        norms = norms_in_files(reference.model, {name: p.grad for name, p in reference.model.named_parameters()})
+        reference.optimizer.zero_grad()
         steps = [reference.step(batch) for batch in BATCHES]
-        torch.save({"values": values, "steps": steps, "weights": reference.saved(root / f"{name}-saved")}, root / f"{name}.pt")
+        found = {"values": values, "steps": steps, "tensor_norms": norms, "weights": reference.saved(root / f"{name}-saved")}
+        torch.save(found, root / f"{name}.pt")
 
 
 def run_layouts(
@@ -71,7 +77,11 @@ def check_parity(root: Path, label: str, name: str, make: Callable[[TrainerConte
     for version, step in enumerate(BATCHES):
         if version == SAVE_AFTER:
             save(backend, directory / "resume", "resume")
-        result = backend.train_step(value_request(share_of(step, backend), step.counts(), version))
+        request = value_request(share_of(step, backend), step.counts(), version)
+        result = backend.train_step(evolve(request, gradient_norms=version == 0))
+        if version == 0:
+            with place_of.comparing():
+                assert_norms(result, expected["tensor_norms"])
         with place_of.comparing():
             np.testing.assert_allclose((result.loss, result.grad_norm), expected["steps"][version], rtol=1e-4)
     weights = exported(backend, NUM_STEPS)

@@ -78,8 +78,8 @@ class ValueReference:
             found.append(self.model.score(self.model.model(input_ids=tokens[None]).last_hidden_state[0])[:, 0])
         return torch.cat(found)
 
-    def step(self, batch: TokenBatch) -> tuple[float, float]:
-        """One clipped step; returns loss and the gradient's norm before clipping."""
+    def backward(self, batch: TokenBatch) -> float:
+        """Add the gradients of the whole batch's loss; returns the loss."""
         values, mask = self.values(batch), torch.from_numpy(batch.loss_mask)
         weights = torch.from_numpy(np.repeat(batch.sequence_columns["weights"], batch.lengths)).double()
         errors = weights * (values - torch.from_numpy(batch.token_columns["advantages"])) ** 2 / 2
@@ -87,10 +87,15 @@ class ValueReference:
         lasts = values[torch.from_numpy(batch.offsets[1:] - 1)].sum() / counts.num_loss_sequences
         loss = errors[mask].sum() / counts.num_loss_tokens + lasts
         loss.backward()
+        return loss.item()
+
+    def step(self, batch: TokenBatch) -> tuple[float, float]:
+        """One clipped step; returns loss and the gradient's norm before clipping."""
+        loss = self.backward(batch)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), OPTIMIZER.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return loss.item(), norm.item()
+        return loss, norm.item()
 
     def saved(self, directory: Path) -> dict[str, torch.Tensor]:
         """What save_pretrained writes now."""

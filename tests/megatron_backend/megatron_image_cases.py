@@ -12,6 +12,7 @@ import torch.distributed as dist
 from attrs import asdict, evolve, field, frozen
 from comparing import Comparing
 from fsdp2_support import OPTIMIZER, TEMPERATURE, exported, split, step_request
+from gradient_norm_cases import assert_norms, norms_of
 from image_support import ImageReference, image_batch
 from megatron_layout_cases import (
     BFLOAT16,
@@ -189,12 +190,16 @@ def compare_row(place: Place, row: Row) -> bool:
     seen = GradientsSeen(backend)
     for version, batch in enumerate(steps):
         request = step_request(microbatches(batch, backend), batch.counts(), version)
+        request = evolve(request, gradient_norms=version < 2)
         result = step_in_pieces(backend, request) if version == 1 else backend.train_step(request)
         norm = expected["norms"][version]
         with place.comparing():
             assert abs(result.loss - expected["losses"][version]) < bounds.figure
         with place.comparing():
             assert abs(result.grad_norm - norm) < bounds.figure * max(1.0, norm)
+        if request.gradient_norms:
+            with place.comparing():
+                assert_norms(result, norms_of(expected["gradients"][version]), bounds.figure)
         gradients = {name: tensor for name, tensor in seen.tensors.items() if not (row.frozen and "visual" in name)}
         with place.comparing():
             assert_gradients(gradients, expected["gradients"][version], bounds)

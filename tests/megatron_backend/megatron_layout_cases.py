@@ -12,6 +12,7 @@ import torch.distributed as dist
 from attrs import asdict, evolve, field, frozen
 from comparing import Comparing
 from fsdp2_support import ALPHABET
+from gradient_norm_cases import assert_norms, norms_of
 from megatron_families import DENSE as DENSE_OWN
 from megatron_families import FAMILIES, FIXED, WITH_EXPERTS, make_own
 from megatron_support import (
@@ -429,7 +430,7 @@ def check_parity(place: Place, layout: Layout, architecture: str, form: str) -> 
     for version, batch in enumerate(BATCHES):
         loss = LOSSES[place.loss_of(form)]
         request = step_request(microbatches(batch, backend, form), batch.counts(), version, loss)
-        request = evolve(request, logprobs=version == 0)
+        request = evolve(request, logprobs=version == 0, gradient_norms=version < 2)
         result = step_in_pieces(backend, request) if version == 1 else backend.train_step(request)
         if version == 0:
             with place.comparing():
@@ -442,6 +443,9 @@ def check_parity(place: Place, layout: Layout, architecture: str, form: str) -> 
             assert loss_error < bounds.figure
         with place.comparing():
             assert norm_error < bounds.figure * max(1.0, expected["norms"][version])
+        if request.gradient_norms:
+            with place.comparing():
+                assert_norms(result, norms_of(expected["gradients"][version]), bounds.figure)
         with place.comparing():
             assert_gradients(seen.tensors, expected["gradients"][version], bounds)
     weights = exported(backend, NUM_STEPS)
@@ -505,12 +509,16 @@ def check_mtp(place: Place, layout: Layout, architecture: str) -> None:
     seen = GradientsSeen(backend, saved)
     for version, batch in enumerate(BATCHES):
         request = step_request(split(batch, groups), batch.counts(), version, LOSSES[place.loss_of("packed")])
+        request = evolve(request, gradient_norms=version < 2)
         result = step_in_pieces(backend, request) if version == 1 else backend.train_step(request)
         figures = (result.loss, trunk["losses"]), (result.grad_norm, trunk["norms"])
         of_head = (result.metrics["mtp_loss"], head["losses"]), (result.metrics["mtp_grad_norm"], head["norms"])
         with place.comparing():
             for found, expected in (*figures, *of_head):
                 assert abs(found - expected[version]) < bounds.figure * max(1.0, expected[version])
+        if request.gradient_norms:
+            with place.comparing():
+                assert_norms(result, norms_of(trunk["gradients"][version]), bounds.figure)
         copies = {name: tensor.cpu() for name, tensor in seen.tensors.items() if name.endswith(COPIES)}
         with place.comparing():
             assert_gradients(seen.tensors, {**trunk["gradients"][version], **head["gradients"][version], **copies}, bounds)

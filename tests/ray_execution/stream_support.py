@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from attrs import define
@@ -12,7 +13,16 @@ from attrs import define
 from rlcore.execution import ExecutionContext
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
-from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, ExportWeightsRequest, FinishReason, LossSpec, SamplingParams, TokenBatch
+from rlcore.spi import (
+    ADVANTAGES,
+    GENERATION_LOGPROBS,
+    ExportWeightsRequest,
+    FinishReason,
+    LossSpec,
+    SamplingParams,
+    TokenBatch,
+    TrainStepResult,
+)
 from rlcore.spi.arrays import offsets_of
 from rlcore.spi.execution import Backends, Minibatch, RefitCommand
 from rlcore.testing.fakes import FakeTokenizer
@@ -64,7 +74,8 @@ class Pool:
         export = ExportWeightsRequest(weight_version=version, dtype="float32", max_bucket_bytes=2**20)
         self.backends.route.sync_weights(RefitCommand(export=export, channel=self.channel, may_alias=False))
 
-    def train(self) -> None:
+    def train(self, **options: Any) -> TrainStepResult:
+        """Make the step from version 0; `options` are those of TrainerGroup.train_step."""
         lengths = [3] * 4
         mask = np.tile([False, True, True], 4)
         batch = TokenBatch(
@@ -75,7 +86,7 @@ class Pool:
             sequence_columns={"group_ids": np.zeros(4, np.int32)},
         )
         minibatch = Minibatch.of(batch, np.arange(4), batch.loss_lengths, 0)
-        self.backends.trainer.train_step(minibatch, LOSS, 0, bounds={}, logprobs=False)
+        return self.backends.trainer.train_step(minibatch, LOSS, 0, bounds={}, logprobs=False, **options)[0]
 
 
 @contextmanager

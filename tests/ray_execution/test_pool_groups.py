@@ -8,12 +8,14 @@ from typing import Any
 
 import pandas
 import pytest
+from attrs import evolve
 
 from rlcore.run.report.timing import read_timeline
-from rlcore.spi import SetResidencyRequest, SetResidencyResult
+from rlcore.spi import ContractError, OptimStepRequest, OptimStepResult, SetResidencyRequest, SetResidencyResult
 from rlcore_ray.pool_groups import PoolTrainer
 
 from .conftest import assert_close, read_metrics  # type: ignore[import-not-found]
+from .stream_support import opened  # type: ignore[import-not-found]
 
 Run = Callable[..., dict[str, Any]]
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -93,6 +95,32 @@ def test_a_checkpoint_resumes_in_another_layout(run: Run, tmp_path: Path) -> Non
     written = [(part / name).read_text() for name in ("recipe-001.toml", "recipe.toml")]
     assert list(map(tomllib.loads, sink_saw)) == list(map(tomllib.loads, written))
     assert [tomllib.loads(recipe)["cluster"]["gpus_per_node"] for recipe in sink_saw] == [2, 3]
+
+
+def test_norms_of_gradients_come_from_all_ranks(tmp_path: Path) -> None:
+    with opened(tmp_path) as pool:
+        found = pool.train(gradient_norms=True)
+    assert found.gradient_norms is not None
+    assert sum(norm**2 for norm in found.gradient_norms.values()) == pytest.approx(found.grad_norm**2)
+    assert min(found.gradient_norms.values()) > 0.0
+
+
+@pytest.mark.parametrize("norms", [{"a": 0.5, "b": 1.0}, {"a": 1.0}, None])
+def test_ranks_that_disagree_on_a_norm_are_refused(norms: Any) -> None:
+    result = OptimStepResult(weight_version=1, grad_norm=1.4, learning_rate=0.1, gradient_norms={"a": 1.0, "b": 1.0})
+    lost: list[str] = []
+    calls: Any = SimpleNamespace(
+        ranks=range(2), workers=["first", "second"], lose=lost.append, together=lambda *_: [result, other]
+    )
+    trainer = PoolTrainer(
+        calls=calls, capabilities=frozenset(), model="policy", members=[], max_tokens_per_microbatch=8, temperature=1.0
+    )
+    request, other = OptimStepRequest(pieces=1, weight_version=0), result
+    assert trainer.optim_step(request) is result
+    other = evolve(result, gradient_norms=norms)
+    with pytest.raises(ContractError, match="optim_step: second returned"):
+        trainer.optim_step(request)
+    assert lost
 
 
 @pytest.mark.parametrize(("reserved", "expected"), [((7, 9), 9), ((None, 9), 9), ((None, None), None)])

@@ -89,7 +89,9 @@ class FakeTrainer:
     @hookimpl
     def optim_step(self, request):
         self.calls.append("optim_step")
-        return OptimStepResult(weight_version=request.weight_version + 1, grad_norm=1.0, learning_rate=1e-3)
+        norms = {"a": 0.6, "b": 0.8} if request.gradient_norms else None
+        version = request.weight_version + 1
+        return OptimStepResult(weight_version=version, grad_norm=1.0, learning_rate=1e-3, gradient_norms=norms)
 
     @hookimpl
     def use_adapter(self, request):

@@ -140,15 +140,24 @@ def test_wrong_answers_fail_the_trainer(make_trainer, batch, hook, answer):
 
 def test_a_step_is_made_of_the_two_halves(make_trainer, batch):
     trainer = make_trainer(train_step=None)
-    result = trainer.train_step(step_of(batch, logprobs=True))
+    result = trainer.train_step(step_of(batch, logprobs=True, gradient_norms=True))
     assert (result.weight_version, result.loss, result.grad_norm, result.metrics) == (1, 0.5, 1.0, {"kl": 0.1})
     assert [array.shape for array in result.logprobs] == [(batch.num_tokens,)]
+    assert result.gradient_norms == {"a": 0.6, "b": 0.8}
     with pytest.raises(BoundError) as raised:
         trainer.train_step(step_of(batch, weight_version=1, schedule_step=1, bounds={"kl": 0.05}))
     assert raised.value.metrics == {"kl": 0.1}
     assert trainer.weight_version == 1
     with pytest.raises(ContractError, match="0 pieces"):
         trainer.optim_step(end(1, 1))
+
+
+def test_norms_of_pieces_need_the_capability(make_trainer, batch):
+    trainer = make_trainer(declared=capabilities.KNOWN - {capabilities.GRADIENT_NORMS})
+    trainer.forward_backward(piece_of(batch))
+    with pytest.raises(ContractError, match="this optim_step needs the capability 'gradient_norms'"):
+        trainer.optim_step(end(1, gradient_norms=True))
+    assert trainer.optim_step(end(1)).gradient_norms is None
 
 
 def test_a_trainer_with_neither_is_refused(make_trainer):

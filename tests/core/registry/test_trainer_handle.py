@@ -166,6 +166,7 @@ def test_the_mismatch_is_reported_where_it_is_asked_for_alone(make_trainer, batc
     [
         (capabilities.PREVIOUS_LOGPROBS, {"loss": attrs.evolve(LOSS, previous_logprobs="unchanged")}),
         (capabilities.STEP_LOGPROBS, {"logprobs": True}),
+        (capabilities.GRADIENT_NORMS, {"gradient_norms": True}),
         (capabilities.SCHEDULE_STEP, {"schedule_step": 3}),
     ],
 )
@@ -173,6 +174,21 @@ def test_what_a_request_says_more_needs_its_capability(make_trainer, batch, capa
     trainer = make_trainer(declared=capabilities.KNOWN - {capability})
     with pytest.raises(ContractError, match=f"this train_step needs the capability '{capability}'"):
         trainer.train_step(attrs.evolve(step_request(batch), **changes))
+
+
+@pytest.mark.parametrize(
+    ("asked", "norms", "error"),
+    [
+        (True, None, "gradient_norms: found None"),
+        (True, {"a": float("nan")}, r"gradient_norms\['a'\]: found nan"),
+        (True, {1: 1.0}, "gradient_norms: found the key 1"),
+        (False, {"a": 1.0}, "gradient_norms: found some"),
+    ],
+)
+def test_norms_come_where_they_are_asked_for_alone(make_trainer, batch, asked, norms, error):
+    trainer = make_trainer(train_step=lambda self, request: attrs.evolve(GOOD, gradient_norms=norms))
+    with pytest.raises((ContractError, NonFiniteError), match=error):
+        trainer.train_step(attrs.evolve(step_request(batch), gradient_norms=asked))
 
 
 def test_every_capability_that_a_request_lacks_is_named(make_trainer, batch):

@@ -76,6 +76,10 @@ def _check_update(request: TrainStepRequest | OptimStepRequest, result: TrainSte
     if check_number("grad_norm", result.grad_norm) < 0:
         raise ContractError(f"grad_norm: found {result.grad_norm}; expected at least 0")
     check_number("learning_rate", result.learning_rate)
+    if request.gradient_norms:
+        check_metrics("gradient_norms", result.gradient_norms)
+    elif result.gradient_norms is not None:
+        raise ContractError("gradient_norms: found some; expected None, since they were not asked for")
 
 
 def _check_gradients(

@@ -83,11 +83,7 @@ class TrainerHandle(BackendHandle):
         """Make one optimizer step. NonFiniteError where the loss, a gradient or a metric is NaN or infinite, BoundError where a
         metric exceeds its bound."""
         self._require_legal("train_step", request, TrainStepRequest)
-        of_step = {
-            capabilities.METRIC_BOUNDS: bool(request.bounds),
-            capabilities.SCHEDULE_STEP: request.schedule_step != request.weight_version,
-        }
-        self._require_piece("train_step", request, of_step)
+        self._require_piece("train_step", request, {capabilities.METRIC_BOUNDS: bool(request.bounds), **_of_update(request)})
         self._pieces = 0
         if not self._has_whole_step:
             return self._step_of_one_piece(request)
@@ -106,10 +102,9 @@ class TrainerHandle(BackendHandle):
             raise BoundError(
                 f"{self.entry.label}: train_step: {shown}; expected at most {request.bounds}. State kept", exceeded
             )
-        step = self.optim_step(
-            OptimStepRequest(pieces=1, weight_version=request.weight_version, schedule_step=request.schedule_step)
-        )
-        figures = {name: getattr(step, name) for name in ("weight_version", "grad_norm", "learning_rate")}
+        asked = {name: getattr(request, name) for name in ("weight_version", "schedule_step", "gradient_norms")}
+        step = self.optim_step(OptimStepRequest(pieces=1, **asked))
+        figures = {name: getattr(step, name) for name in ("weight_version", "grad_norm", "learning_rate", "gradient_norms")}
         return TrainStepResult(**figures, loss=piece.loss, metrics={**piece.metrics, **step.metrics}, logprobs=piece.logprobs)
 
     def forward_backward(self, request: ForwardBackwardRequest) -> ForwardBackwardResult:
@@ -168,8 +163,7 @@ class TrainerHandle(BackendHandle):
     def optim_step(self, request: OptimStepRequest) -> OptimStepResult:
         """Make one optimizer step of the gradients held. NonFiniteError where one is NaN or infinite."""
         self._require_legal("optim_step", request, OptimStepRequest)
-        schedules = request.schedule_step != request.weight_version
-        self._require_capabilities("optim_step", {capabilities.SPLIT_STEP: True, capabilities.SCHEDULE_STEP: schedules})
+        self._require_capabilities("optim_step", {capabilities.SPLIT_STEP: True, **_of_update(request)})
         self._state.require_version("optim_step", request.weight_version)
         self._require_pieces("optim_step", request.pieces)
         check_settings(request)
@@ -336,3 +330,8 @@ class TrainerHandle(BackendHandle):
             missing = ", ".join(sorted(needed - microbatch.token_columns.keys()))
             if missing:
                 raise ContractError(f"{self.entry.label}: microbatch {index} lacks {missing}, which the loss {loss.path} reads")
+
+
+def _of_update(request: TrainStepRequest | OptimStepRequest) -> dict[str, bool]:
+    schedules = request.schedule_step != request.weight_version
+    return {capabilities.SCHEDULE_STEP: schedules, capabilities.GRADIENT_NORMS: request.gradient_norms}

@@ -122,11 +122,18 @@ class TrainerGroup(BackendGroup, Protocol):
         """Return the same ranks with another temperature of log-probabilities and losses than that of the recipe."""
 
     def train_step(
-        self, minibatch: Minibatch, loss: LossSpec, weight_version: int, *, bounds: Mapping[str, float], logprobs: bool
+        self,
+        minibatch: Minibatch,
+        loss: LossSpec,
+        weight_version: int,
+        *,
+        bounds: Mapping[str, float],
+        logprobs: bool,
+        gradient_norms: bool = False,
     ) -> tuple[TrainStepResult, Float32Array | None]:
         """Make one optimizer step on the minibatch, which holds at least one loss token. With `logprobs`, also return what
         `self.logprobs` would have returned for the policy and these sequences before the step. BoundError, with nothing
-        changed, if a metric exceeds its bound."""
+        changed, if a metric exceeds its bound. `gradient_norms` is the request's."""
 
     def forward_backward(
         self, minibatch: Minibatch, loss: LossSpec, weight_version: int, *, piece: int, logprobs: bool

@@ -56,6 +56,8 @@ class TrainStepRequest:
     capability `schedule_step`."""
     logprobs: bool = False
     """True where the trainer returns the log-probabilities that the loss gets. Needs the capability `step_logprobs`."""
+    gradient_norms: bool = False
+    """True where the trainer returns the norm of each tensor's gradient. Needs the capability `gradient_norms`."""
 
     @schedule_step.default
     def _schedule_step(self) -> int:
@@ -77,6 +79,10 @@ class TrainStepResult:
     """The loss function's sums and maxima, and MISMATCH_METRICS where LossSpec.generation_mismatch asks for them."""
     logprobs: tuple[Float32Array, ...] | None = field(default=None, eq=False)
     """float32 [T] each, as in LogprobsResult, at the weights before the step; None unless asked for."""
+    gradient_norms: Mapping[str, float] | None = None
+    """L2 norm before clipping of the gradient of each tensor that trains, over all ranks, by its name in exports; adapters by
+    the names of their A and B. A tied tensor has one name. Squares of float32 gradients are added up in float64: the root of
+    the sum over all tensors is `grad_norm`, up to rounding. None unless asked for."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -130,6 +136,8 @@ class OptimStepRequest:
     """The weight decay of all tensors whose weight decay is that of OptimizerSpec."""
     max_grad_norm: float | None = None
     """0.0 clips nothing."""
+    gradient_norms: bool = False
+    """True as in TrainStepRequest."""
 
     @schedule_step.default
     def _schedule_step(self) -> int:
@@ -148,6 +156,8 @@ class OptimStepResult:
     """The one this step used."""
     metrics: Mapping[str, float] = field(factory=dict)
     """The trainer's own figures of the step, such as norms of parts."""
+    gradient_norms: Mapping[str, float] | None = None
+    """Norms of the sums of all pieces' gradients, as in TrainStepResult."""
 
 
 @frozen(kw_only=True)

@@ -2,6 +2,7 @@
 
 from rlcore_conformance.trainers.trainer_adapters import TrainerAdapters
 from rlcore_conformance.trainers.trainer_adapters_together import TrainerAdaptersTogether
+from rlcore_conformance.trainers.trainer_gradient_norms import TrainerGradientNorms
 from rlcore_conformance.trainers.trainer_images import TrainerImages
 from rlcore_conformance.trainers.trainer_lifecycle import TrainerLifecycle
 from rlcore_conformance.trainers.trainer_lora import TrainerLora
@@ -21,6 +22,7 @@ class TrainerConformance(
     TrainerOptimizer,
     TrainerOptimizerKinds,
     TrainerSplitStep,
+    TrainerGradientNorms,
     TrainerWeights,
     TrainerLifecycle,
     TrainerRouting,

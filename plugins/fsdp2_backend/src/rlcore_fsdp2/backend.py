@@ -16,6 +16,7 @@ from rlcore_fsdp2.adapters import Adapters, trained
 from rlcore_fsdp2.adapters_together import AdaptersTogether, divides_by_turns, goes_by_turns
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.export import exported_tensors, whole
+from rlcore_fsdp2.gradient_norms import gradient_norms
 from rlcore_fsdp2.gradients import accumulate, non_finite_names, reduce, reduces_every_microbatch
 from rlcore_fsdp2.layout import Meshes, ParallelLayout
 from rlcore_fsdp2.loaded_layout_check import check_layout
@@ -113,12 +114,13 @@ class Fsdp2Backend:
             stats = evolve(stats, metrics=stats.metrics | routing)
             check_finite(stats, self._weight_version, lambda: non_finite_names(gradients, self._parallel.world_size))
             check_bounds(stats, request.bounds, self._weight_version)
+            norms = self._gradient_norms(request)
             rate = self.update(list(gradients.values()), stats.grad_norm, request.schedule_step)
         finally:
             self._drop_gradients()
         self._weight_version += 1
         arrays = tuple(found.cpu().numpy() for found in logprobs) if request.logprobs else None
-        return stats.result(weight_version=self._weight_version, learning_rate=rate, logprobs=arrays)
+        return stats.result(weight_version=self._weight_version, learning_rate=rate, logprobs=arrays, gradient_norms=norms)
 
     @spi.hookimpl
     def forward_backward(self, request: spi.ForwardBackwardRequest) -> spi.ForwardBackwardResult:
@@ -150,11 +152,13 @@ class Fsdp2Backend:
             stats = reduce(no_losses(self.device), list(gradients.values()), self._parallel)
             names = partial(non_finite_names, gradients, self._parallel.world_size)
             check_finite(stats, self._weight_version, names, hook="optim_step")
+            norms = self._gradient_norms(request)
             rate = self.update(list(gradients.values()), stats.grad_norm, request.schedule_step, request)
         finally:
             self._drop_gradients()
         self._weight_version += 1
-        return spi.OptimStepResult(weight_version=self._weight_version, grad_norm=stats.grad_norm, learning_rate=rate)
+        figures = {"grad_norm": stats.grad_norm, "learning_rate": rate, "gradient_norms": norms}
+        return spi.OptimStepResult(weight_version=self._weight_version, **figures)
 
     @spi.hookimpl
     def use_adapter(self, request: spi.UseAdapterRequest) -> spi.UseAdapterResult:
@@ -316,6 +320,9 @@ class Fsdp2Backend:
     def _gradients(self) -> dict[str, Tensor]:
         """The gradients held, by the names of their parameters."""
         return {name: p.grad for name, p in trained(self.policy).items() if p.grad is not None}
+
+    def _gradient_norms(self, request: spi.TrainStepRequest | spi.OptimStepRequest) -> dict[str, float] | None:
+        return gradient_norms(self.policy, self._exporter, self.device, self._parallel) if request.gradient_norms else None
 
     def _drop_gradients(self) -> None:
         self._num_accumulated = 0

@@ -24,6 +24,7 @@ PROVIDER = Provider(
     | {
         capabilities.SHARDS,
         capabilities.SPLIT_STEP,
+        capabilities.GRADIENT_NORMS,
         capabilities.LORA,
         capabilities.MANY_ADAPTERS,
         capabilities.ADAPTERS_TOGETHER,

@@ -31,6 +31,7 @@ from rlcore_megatron.modules.routing_replay import attach
 from rlcore_megatron.modules.token_dispatch import drop_float8_copies
 from rlcore_megatron.setup.config import MegatronConfig, has_tensor_settings
 from rlcore_megatron.setup.cpu_shim import cuda_or_cpu
+from rlcore_megatron.training.gradient_norms import gradient_norms
 from rlcore_megatron.training.head_gradients import HeadGradients
 from rlcore_megatron.training.optimizer import Rates, distribute, make_optimizer, reduce_gradients, unreduced
 from rlcore_megatron.training.parked_adapter import ParkedAdapter, clear, park, put_back
@@ -165,10 +166,11 @@ class MegatronBackend:
             stats = self._loss_stats(totals, request.microbatches, norms)
             check_finite(stats, self.weight_version, self._non_finite_names)
             check_bounds(stats, request.bounds, self.weight_version)
+            norms = self._gradient_norms(request)
             rate = self.update(stats.grad_norm, request.schedule_step, stats.metrics.get(MTP_GRAD_NORM))
             logprobs = self._found_logprobs(found, request)
         self.weight_version += 1
-        return stats.result(weight_version=self.weight_version, learning_rate=rate, logprobs=logprobs)
+        return stats.result(weight_version=self.weight_version, learning_rate=rate, logprobs=logprobs, gradient_norms=norms)
 
     @spi.hookimpl
     def forward_backward(self, request: spi.ForwardBackwardRequest) -> spi.ForwardBackwardResult:
@@ -196,11 +198,11 @@ class MegatronBackend:
             reduce_gradients(self.models)
             stats = self._norms()
             check_finite(stats, self.weight_version, self._non_finite_names, hook="optim_step")
+            norms = self._gradient_norms(request)
             rate = self.update(stats.grad_norm, request.schedule_step, stats.metrics.get(MTP_GRAD_NORM), request)
         self.weight_version += 1
-        return spi.OptimStepResult(
-            weight_version=self.weight_version, grad_norm=stats.grad_norm, learning_rate=rate, metrics=stats.metrics
-        )
+        figures = {"grad_norm": stats.grad_norm, "metrics": stats.metrics, "learning_rate": rate, "gradient_norms": norms}
+        return spi.OptimStepResult(weight_version=self.weight_version, **figures)
 
     @spi.hookimpl
     def use_adapter(self, request: spi.UseAdapterRequest) -> spi.UseAdapterResult:
@@ -368,6 +370,12 @@ class MegatronBackend:
         norm = self._gradients.norm("policy")
         of_head = {MTP_GRAD_NORM: self._gradients.norm("head")} if self._config.mtp else {}
         return StepStats(loss=0.0, grad_norm=norm, metrics=of_head)
+
+    def _gradient_norms(self, request: spi.TrainStepRequest | spi.OptimStepRequest) -> dict[str, float] | None:
+        """The norms of the policy's tensors, or of its adapters', before clipping, where the request asks for them."""
+        if not request.gradient_norms:
+            return None
+        return gradient_norms(self._adapters or self._exporter, self.optimizer, self._parallel, self._device)
 
     def _loss_stats(self, totals: Totals | None, microbatches: Sequence[spi.TokenBatch], norms: StepStats) -> StepStats:
         """The figures of the passes, and these norms."""

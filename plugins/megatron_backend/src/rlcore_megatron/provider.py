@@ -28,7 +28,7 @@ PROVIDER = Provider(
     capabilities=TRAINER_CAPABILITIES
     | {capabilities.IMAGES, capabilities.SHARDS, capabilities.LORA, capabilities.ADAPTER_REFIT, capabilities.DELTA_REFIT}
     | {capabilities.MUON, capabilities.MOMENTS_8BIT, capabilities.OPTIMIZER_GROUPS}
-    | {capabilities.SPLIT_STEP, capabilities.MANY_ADAPTERS},
+    | {capabilities.SPLIT_STEP, capabilities.MANY_ADAPTERS, capabilities.GRADIENT_NORMS},
     config=MegatronConfig,
     # Without a GPU it runs where it is named; what fits a CPU trains faster without Megatron around it.
     devices={"cuda"},

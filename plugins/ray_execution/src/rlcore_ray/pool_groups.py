@@ -278,7 +278,7 @@ class PoolRoute:
 
 
 def _same_figures(one: object, other: object) -> bool:
-    """Return whether two results of the same class have the same numbers, those of their metrics included."""
+    """Return whether two results of the same class have the same numbers, those of metrics and norms included."""
     found, expected = _figures(one), _figures(other)
     return found.keys() == expected.keys() and all(
         math.isclose(value, expected[name], rel_tol=TOLERANCE, abs_tol=TOLERANCE) for name, value in found.items()
@@ -287,6 +287,8 @@ def _same_figures(one: object, other: object) -> bool:
 
 def _figures(result: Any) -> dict[str, float]:
     numbers = {name: value for name, value in asdict(result).items() if isinstance(value, int | float)}
+    norms = getattr(result, "gradient_norms", None) or {}
+    numbers |= {f"gradient_norms/{name}": value for name, value in norms.items()}
     return numbers | {f"metrics/{name}": value for name, value in result.metrics.items()}
 
 

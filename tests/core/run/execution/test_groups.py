@@ -158,9 +158,11 @@ def test_a_step_does_not_depend_on_its_microbatches(lengths: list[int], max_toke
     results = []
     for tokens in (max_tokens, 1000):
         group = trainer(tokens)
-        result, logprobs = group.train_step(minibatch(batch, list(range(len(lengths)))), LOSS, 0, bounds={}, logprobs=True)
+        options = {"bounds": {}, "logprobs": True, "gradient_norms": True}
+        result, logprobs = group.train_step(minibatch(batch, list(range(len(lengths)))), LOSS, 0, **options)
         np.testing.assert_array_equal(logprobs, trainer(1000).logprobs(batch, np.arange(len(lengths)), "policy", 0))
-        results.append((result.loss, result.grad_norm))
+        results.append((result.loss, result.grad_norm, *(norm for _, norm in sorted(result.gradient_norms.items()))))
+        assert sum(norm**2 for norm in result.gradient_norms.values()) == pytest.approx(result.grad_norm**2)
         assert result.weight_version == 1
     assert results[0] == pytest.approx(results[1], rel=1e-6, abs=1e-9)
 

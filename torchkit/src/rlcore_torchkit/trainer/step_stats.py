@@ -22,9 +22,15 @@ class StepStats:
     metrics: Mapping[str, float]
 
     def result(
-        self, *, weight_version: int, learning_rate: float, logprobs: tuple[Float32Array, ...] | None
+        self,
+        *,
+        weight_version: int,
+        learning_rate: float,
+        logprobs: tuple[Float32Array, ...] | None,
+        gradient_norms: Mapping[str, float] | None = None,
     ) -> TrainStepResult:
-        """The answer to a request: these totals, the version that the step made, and each microbatch's log-probabilities."""
+        """The answer to a request: these totals, the version that the step made, each microbatch's log-probabilities, and each
+        tensor's norm."""
         return TrainStepResult(
             weight_version=weight_version,
             loss=self.loss,
@@ -32,6 +38,7 @@ class StepStats:
             learning_rate=learning_rate,
             metrics=self.metrics,
             logprobs=logprobs,
+            gradient_norms=gradient_norms,
         )
 
 

@@ -1,7 +1,7 @@
 """Trainer and generator of a run in one process, as the loop sees them: whole batches in, whole results out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -93,14 +93,13 @@ class MinibatchTrainer(ABC):
         return group_offsets(batch.sequence_columns[spi.GROUP_IDS][sequences]) if self.whole_groups else None
 
     def train_step(
-        self, minibatch: Minibatch, loss: spi.LossSpec, weight_version: int, *, bounds: Mapping[str, float], logprobs: bool
+        self, minibatch: Minibatch, loss: spi.LossSpec, weight_version: int, **options: Any
     ) -> tuple[spi.TrainStepResult, Float32Array | None]:
-        """Make one optimizer step on the minibatch. Return its log-probabilities where asked for."""
+        """See TrainerGroup, which lists the options: fields of the request."""
         request = spi.TrainStepRequest(
             **self._common_fields(minibatch, loss, weight_version),
-            bounds=bounds,
             schedule_step=minibatch.schedule_step if self.has(spi.capabilities.SCHEDULE_STEP) else weight_version,
-            logprobs=logprobs,
+            **options,
         )
         return self._train(request, minibatch)
 

@@ -24,6 +24,7 @@ FAKE_TRAINER = Provider(
         capabilities.METRIC_BOUNDS,
         capabilities.PREVIOUS_LOGPROBS,
         capabilities.STEP_LOGPROBS,
+        capabilities.GRADIENT_NORMS,
         capabilities.SCHEDULE_STEP,
         capabilities.SPLIT_STEP,
         capabilities.SAMPLING_MASK_REPLAY,

@@ -92,6 +92,7 @@ class FakeTrainer:
             learning_rate=rate,
             metrics=metrics,
             logprobs=logprobs,
+            gradient_norms=self.gradient_norms(request, grads),
         )
 
     @spi.hookimpl
@@ -120,7 +121,9 @@ class FakeTrainer:
             self.apply_gradients(grads, norm)
         self.given = None
         self.weight_version += 1
-        return spi.OptimStepResult(weight_version=self.weight_version, grad_norm=norm, learning_rate=rate)
+        norms = self.gradient_norms(request, grads)
+        figures = {"grad_norm": norm, "learning_rate": rate, "gradient_norms": norms}
+        return spi.OptimStepResult(weight_version=self.weight_version, **figures)
 
     @spi.hookimpl
     def get_logprobs(self, request: spi.LogprobsRequest) -> spi.LogprobsResult:
@@ -323,6 +326,12 @@ class FakeTrainer:
         """Return the log-probabilities that the loss got, float32 [T] each."""
         both = (self.evaluate(self.weights, batch, request.temperature) for batch in request.microbatches)
         return tuple(logprobs.astype(np.float32) for logprobs, _ in both)
+
+    def gradient_norms(
+        self, request: spi.TrainStepRequest | spi.OptimStepRequest, grads: Mapping[str, Float64Array]
+    ) -> dict[str, float] | None:
+        """Return the L2 norm of each gradient where the request asks for them."""
+        return {name: norm_of({name: grad}) for name, grad in grads.items()} if request.gradient_norms else None
 
     def learning_rate(self) -> float:
         """The learning rate of the step under way."""

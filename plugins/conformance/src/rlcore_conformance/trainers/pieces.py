@@ -48,9 +48,8 @@ def step_in_pieces(
         request = piece_of(step, step.microbatches[first : first + size], number)
         results.append(trainer.forward_backward(request))
         first += size
-    last = OptimStepRequest(
-        pieces=len(results), weight_version=step.weight_version, schedule_step=step.schedule_step, **settings
-    )
+    asked = {name: getattr(step, name) for name in ("weight_version", "schedule_step", "gradient_norms")}
+    last = OptimStepRequest(pieces=len(results), **asked, **settings)
     update = trainer.optim_step(last)
     sums = {name: sum(result.metrics[name] for result in results) for name in results[0].metrics}
     return TrainStepResult(
@@ -60,6 +59,7 @@ def step_in_pieces(
         learning_rate=update.learning_rate,
         metrics={**sums, **update.metrics},
         logprobs=tuple(one for result in results for one in result.logprobs or ()) if step.logprobs else None,
+        gradient_norms=update.gradient_norms,
     )
 
 

@@ -1,12 +1,16 @@
 """The outcome of an update, and comparisons of two."""
 
 from collections.abc import Mapping
+from math import sqrt
 
 import numpy as np
 from attrs import frozen
 
 from rlcore.spi import TrainStepResult
 from rlcore_conformance.references.tensors import Values
+
+ROUNDING = 1e-5
+"""Relative difference of a float32 norm of all gradients from the float64 norms of tensors."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -50,6 +54,15 @@ def assert_same_weights(found: Values, expected: Values) -> None:
 def assert_same_names(what: str, found: Mapping[str, object], expected: Mapping[str, object]) -> None:
     """Assert that two mappings of metrics or tensors have the same names."""
     assert found.keys() == expected.keys(), f"{what}: found {sorted(found)}; expected {sorted(expected)}"
+
+
+def assert_norms_add_up(result: TrainStepResult) -> None:
+    """Assert that a step's norms of tensors make up the norm of the whole gradient."""
+    assert result.gradient_norms is not None, "gradient_norms: found none; expected them, since they were asked for"
+    root = sqrt(sum(norm**2 for norm in result.gradient_norms.values()))
+    assert abs(root - result.grad_norm) <= ROUNDING * result.grad_norm, (
+        f"gradient_norms: the root of the sum of squares is {root}; expected grad_norm, {result.grad_norm}"
+    )
 
 
 def assert_close(name: str, found: float, expected: float, relative: float) -> None:

@@ -16,6 +16,7 @@ from rlcore.spi import (
     ScheduleSpec,
     TrainerContext,
     TrainerLayout,
+    TrainStepResult,
     capabilities,
 )
 from rlcore.spi.arrays import Float32Array, Int64Array
@@ -26,7 +27,13 @@ from rlcore_conformance.references.tensors import Values
 from rlcore_conformance.trainers.batches import make_batch, spoiled, with_logprobs, without_loss
 from rlcore_conformance.trainers.pieces import without_metrics
 from rlcore_conformance.trainers.rank_script import NUM_RANKS, RankJob, RankReport, SharedStep, Shares, play, share_of
-from rlcore_conformance.trainers.step_outcome import StepOutcome, assert_close, assert_same_names, assert_same_step
+from rlcore_conformance.trainers.step_outcome import (
+    StepOutcome,
+    assert_close,
+    assert_norms_add_up,
+    assert_same_names,
+    assert_same_step,
+)
 from rlcore_conformance.trainers.trainer_fixtures import OpenTrainer, TrainerFixtures, TrainerUnderTest, with_loss
 from rlcore_rollout import serialization
 from rlcore_torchkit.testing.ranks import PRELOADED, free_address, launch
@@ -81,11 +88,14 @@ def assert_one_trainer(job: RankJob, one: SingleRankRun) -> None:
     assert_two_or_one([report.layout for report in reports])
     for rank, report in enumerate(reports):
         for name, refusal in report.refusals.items():
-            expected = EXPECTED_REFUSALS[name]
-            assert refusal == expected, f"rank {rank}: a step that is {name}: found {refusal}; expected {expected}"
+            error = EXPECTED_REFUSALS[name]
+            assert refusal == error, f"rank {rank}: a step that is {name}: found {refusal}; expected {error}"
         for number, (own, first) in enumerate(zip(report.steps, reports[0].steps, strict=True)):
             assert_agreement(f"step {number}: rank {rank}", own, first)
-            assert_same_step(own, *one.steps[number], whose=f"rank {rank}, step {number}: ")
+            expected, before = one.steps[number]
+            assert_same_step(own, expected, before, whose=f"rank {rank}, step {number}: ")
+            if expected.result.gradient_norms is not None:
+                assert_same_norms(f"rank {rank}, step {number}", own.result, expected.result, job.tolerance)
         mine = share_of(one.figures, report.layout)
         assert_same_figures(f"rank {rank}: log-probabilities or values", report.figures, mine, job.tolerance)
         if report.reference is not None:
@@ -122,6 +132,8 @@ def make_job(
     options: dict[str, Any] = {"loss": loss}
     if capabilities.SCHEDULE_STEP in provider.capabilities:
         options["schedule_step"] = 5
+    if capabilities.GRADIENT_NORMS in provider.capabilities:
+        options["gradient_norms"] = True
     refused = {NOT_FINITE: shared(trainer, ((batch,), (spoiled(other),)), 1)}
     if capabilities.METRIC_BOUNDS in provider.capabilities:
         refused[OVER_A_BOUND] = shared(trainer, ((batch,), (other,)), 1, bounds={TOKEN_SHARE: 0.95})
@@ -196,12 +208,24 @@ def assert_two_or_one(layouts: Sequence[TrainerLayout]) -> None:
 
 def assert_agreement(who: str, found: StepOutcome, first: StepOutcome) -> None:
     """Compare a rank with rank 0: on metrics as nearly as a run demands it, on exports bit by bit."""
-    metrics = [{"loss": one.loss, "grad_norm": one.grad_norm, **one.metrics} for one in (found.result, first.result)]
+    metrics = [
+        {"loss": one.loss, "grad_norm": one.grad_norm, **one.metrics, **(one.gradient_norms or {})}
+        for one in (found.result, first.result)
+    ]
     assert_same_names(f"{who}: figures", *metrics)
     for name, value in metrics[1].items():
         assert_close(f"{who}: {name}, of which rank 0 reports the one expected", metrics[0][name], value, AGREEMENT)
     for name, weight in first.weights.items():
         np.testing.assert_array_equal(found.weights[name], weight, err_msg=f"{who} exports another {name} than rank 0")
+
+
+def assert_same_norms(who: str, found: TrainStepResult, expected: TrainStepResult, tolerance: float) -> None:
+    """Assert that the norms of tensors' gradients are those of one rank, and make up the rank's `grad_norm`."""
+    assert_norms_add_up(found)
+    norms, others = found.gradient_norms or {}, expected.gradient_norms or {}
+    assert_same_names(f"{who}: gradient_norms", norms, others)
+    for name, norm in others.items():
+        assert_close(f"{who}: the norm of {name}", norms[name], norm, tolerance)
 
 
 def assert_same_figures(

@@ -24,6 +24,7 @@ from rlcore_conformance.references.reference import Reference, ReferenceValues, 
 from rlcore_conformance.references.tensors import Values
 from rlcore_conformance.trainers.batches import ARRANGEMENTS, LONG_LENGTHS, Arrangement, arrange, arranged, make_batch
 from rlcore_conformance.trainers.rank_script import RankJob
+from rlcore_conformance.trainers.step_outcome import assert_norms_add_up, assert_same_names
 from rlcore_conformance.trainers.trainer_fixtures import OpenTrainer, TrainerFixtures, TrainerUnderTest, assert_resumes
 from rlcore_conformance.trainers.trainer_ranks import alone, assert_one_trainer, of, require_devices, shared, travelling
 
@@ -97,6 +98,14 @@ class TrainerValues(TrainerFixtures):
         value_trainer.assert_loss(result, *expected_value_probe(batch, reference_values(model, batch)))
         value_trainer.assert_grad_norm(result, model.gradient_norm(batch, value_trainer.loss))
 
+    def test_norms_of_gradients_have_the_head_among_them(self, value_trainer: TrainerUnderTest, batch: TokenBatch) -> None:
+        """Each tensor of the export has one, which make up that of the whole gradient."""
+        value_trainer.require(capabilities.GRADIENT_NORMS)
+        result = value_trainer.step((batch,), gradient_norms=True)
+        assert_norms_add_up(result)
+        assert result.gradient_norms is not None
+        assert_same_names("gradient_norms", result.gradient_norms, value_trainer.weights(1))
+
     def test_resumed_values_take_the_step_that_would_have_followed(
         self, value_trainer: TrainerUnderTest, open_values: OpenTrainer, batch: TokenBatch, tmp_path: Path
     ) -> None:
@@ -126,7 +135,9 @@ class TrainerValues(TrainerFixtures):
             directory=tmp_path,
             steps=(
                 shared(value_trainer, ((batch.select(of(4, 5)),), (batch.select(of(0, 1, 2, 3)),)), 0),
-                shared(value_trainer, ((other,), (batch,)), 1),
+                shared(
+                    value_trainer, ((other,), (batch,)), 1, gradient_norms=capabilities.GRADIENT_NORMS in provider.capabilities
+                ),
             ),
             splits=False,
             refused={},

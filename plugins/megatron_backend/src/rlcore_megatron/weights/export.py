@@ -83,6 +83,14 @@ class Exporter:
             )
         return self._specs[dtype]
 
+    def sources_by_parameter(self) -> dict[int, Source]:
+        """The source of each parameter of this rank by its identity. A tied one is there on the first stage that holds it."""
+        return {
+            id(self._parameters[item.parameter].parameter): item.source
+            for item in self._items
+            if item.parameter is not None and item.stage == self._layout.pipeline_rank
+        }
+
     def parts(self) -> list[Part]:
         """Return the parts of the tensors that this rank holds."""
         return parts_of(self._items, self._layout, self._share)
