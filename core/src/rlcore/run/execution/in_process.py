@@ -35,7 +35,7 @@ class InProcessRoute:
             weight_version=version, channel=order.channel, weights=export, may_alias=may_alias, delta=order.delta
         )
         result = self.generator.refit(request)
-        return Refitted(drafts=result.drafts, sent_bytes=result.sent_bytes)
+        return Refitted(drafts=result.drafts, sent_bytes=result.sent_bytes, digests=result.digests)
 
 
 @contextmanager
