@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rlcore.reading import parse_toml
 from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS
@@ -22,6 +22,7 @@ FACTOR = 8.0
 UNITS_OF_FLOAT32 = 4 * 2.0**-23
 """Share of a number that a few operations in float32 may change."""
 
+GENERATOR = "generator's log-probabilities"
 Verdict: TypeAlias = Literal["equal", "rounding", "differs", "not compared"]
 
 
@@ -59,7 +60,8 @@ def compare(
     the optimizer's state, so that updates behind the first can be compared."""
     rows = list(_reward_rows(recorded, rewards))
     rows.append(_generator_row(recorded, replayed, perturbed))
-    own, others = replayed.bundle, [one.bundle for one in perturbed]
+    bundles = _with_common_names([recorded, replayed.bundle, *(one.bundle for one in perturbed)])
+    recorded, own, *others = bundles
     rows.append(_set_row(recorded, own))
     if rows[-1].verdict == "differs":
         return rows
@@ -72,8 +74,35 @@ def compare(
             rows.append(Row(quantity=name, verdict="not compared", reason="the replay's trainer does not return it"))
         else:
             rows.append(_row(values, second[name].numbers, [one[name].numbers for one in rest if name in one]))
-    rows.append(_digest_row(recorded, own, whole, any(row.verdict == "rounding" for row in rows)))
+    chain = [row for row in rows if row.quantity != GENERATOR]
+    rows.append(_digest_row(recorded, own, whole, any(row.verdict == "rounding" for row in chain)))
     return rows
+
+
+def _with_common_names(bundles: Sequence[Bundle]) -> list[Bundle]:
+    """The bundles with those metrics and gradients of each update alone that all have: trainers may report others."""
+    common = [_common(updates) for updates in zip(*(one.updates for one in bundles), strict=False)]
+    return [
+        evolve(
+            bundle,
+            updates=[*(of(one) for of, one in zip(common, bundle.updates, strict=False)), *bundle.updates[len(common) :]],
+        )
+        for bundle in bundles
+    ]
+
+
+def _common(updates: Sequence[Update]) -> Callable[[Update], Update]:
+    """A function that leaves out of an update what not all of these have."""
+    names = set.intersection(*(set(one.metrics) for one in updates))
+    norms = [one.gradient_norms for one in updates]
+    tensors = None if any(one is None for one in norms) else set.intersection(*(set(one or ()) for one in norms))
+
+    def of(update: Update) -> Update:
+        kept = {name: value for name, value in update.metrics.items() if name in names}
+        gradients = {name: value for name, value in (update.gradient_norms or {}).items() if name in (tensors or ())}
+        return evolve(update, metrics=kept, gradient_norms=gradients if tensors else None)
+
+    return of
 
 
 def first_difference(rows: Sequence[Row]) -> Row | None:
@@ -132,7 +161,7 @@ def _reward_rows(recorded: Bundle, rewards: Rewards | str) -> Iterator[Row]:
 
 def _generator_row(recorded: Bundle, replayed: Replayed, perturbed: Sequence[Replayed]) -> Row:
     """The generator's log-probabilities of tokens that the weights of the step sampled, beside the trainer's."""
-    name = "generator's log-probabilities"
+    name = GENERATOR
     batch = recorded.sampled.batch
     mask = batch.loss_mask & (batch.token_columns[WEIGHT_VERSIONS] == recorded.weight_version)
     values = _Values(

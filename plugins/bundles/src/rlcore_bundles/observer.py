@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from attrs import define, evolve, field
 
@@ -20,6 +21,9 @@ from rlcore_bundles.storage import MODEL, STATE, bytes_of, write_bundle
 FALL = 0.25
 """Share of its greatest value below which reward or entropy has collapsed."""
 MIB = 2**20
+
+
+Kind: TypeAlias = Literal["resume", "hf", "peft"]
 
 
 class StepRecorded(BaseException):
@@ -47,7 +51,7 @@ class Alarms:
         found = metrics.get("token_mult_prob_error", 0.0)
         if found > self.warn_above:
             return f"token_mult_prob_error is {found:.4g}, above {self.warn_above:g}"
-        for name in ("reward/mean", "entropy"):
+        for name in ("reward_mean", "entropy"):
             if name not in metrics:
                 continue
             value, before = metrics[name], self.greatest.get(name, 0.0)
@@ -125,8 +129,9 @@ class BundleObserver(LoopObserver):
         assert self._trainer is not None
         assert self._step is not None
         aside = self._aside(self._step.step)
-        has_adapters = self._run.recipe.lora is not None
-        for folder, kind in ((MODEL, "peft" if has_adapters else "hf"), (STATE, "resume")):
+        model: Kind = "hf" if self._run.recipe.lora is None else "peft"
+        folders: list[tuple[str, Kind]] = [(MODEL, model), (STATE, "resume")]
+        for folder, kind in folders:
             if folder == MODEL or self._weights == "state":
                 (aside / folder).mkdir(parents=True, exist_ok=True)
                 self._trainer.save_state(SaveStateRequest(directory=aside / folder, kind=kind))

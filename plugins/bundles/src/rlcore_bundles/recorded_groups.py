@@ -64,6 +64,7 @@ class RecordedTrainer:
         wants = logprobs or (self.notes.wanted and self.inner.has(capabilities.STEP_LOGPROBS))
         result, found = self.inner.train_step(minibatch, loss, weight_version, bounds=bounds, logprobs=wants)
         batch, notes = minibatch.batch, self.notes
+        config: Any = loss.config
         read = {
             name: batch.token_columns[name]
             for name in loss.token_columns
@@ -81,7 +82,7 @@ class RecordedTrainer:
                 num_loss_sequences=minibatch.counts.num_loss_sequences,
                 schedule_step=minibatch.schedule_step,
                 loss=loss.path,
-                loss_config=attrs.asdict(loss.config) if attrs.has(type(loss.config)) else {"value": str(loss.config)},
+                loss_config=attrs.asdict(config) if attrs.has(type(config)) else {"value": str(config)},
                 columns=of_step | {name: one for name, one in read.items() if name != "generation_logprobs"},
                 logprobs=found,
                 loss_value=result.loss,

@@ -62,7 +62,7 @@ def lines_of(found: Replay) -> list[str]:
     if first is None:
         rounded = any(row.verdict == "rounding" for row in found.rows)
         return [*lines, "", f"Nothing differs by more than rounding{'' if rounded else ': every number is equal'}."]
-    return [*lines, "", f"The first that differs is {first.quantity}, at {first.where}."]
+    return [*lines, "", f"The first that differs is {first.quantity}: {first.where}."]
 
 
 def _line(row: Row, width: int) -> str:

@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 
 from rlcore.config.load import Origin, RawRecipe
 from rlcore.reading import parse_toml
+from rlcore.registry.discovery import Entry
 from rlcore.run.data.text import tokenizers
 from rlcore.run.execution.context import execution
 from rlcore.run.interrupt import InterruptGuard
@@ -25,7 +26,7 @@ from rlcore.run.storage.run_directory import describe_environment
 from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
 from rlcore.run.train_step.policy import PolicyLearner
 from rlcore.run.train_step.scorers import Reference, ReferenceScorer, Rescorer
-from rlcore.spi import ConfigError, LoadStateRequest, Problem, RolloutBatch, SaveStateRequest
+from rlcore.spi import ConfigError, LoadStateRequest, Problem, Role, RolloutBatch, SaveStateRequest
 from rlcore.spi.arrays import AnyArray, Float32Array
 from rlcore.spi.execution import Backends
 from rlcore_bundles.bundle import Bundle
@@ -141,7 +142,7 @@ def plan_of(bundle: Bundle, start: Start, overrides: Sequence[str]) -> RunPlan:
     if plan.recipe.model.path != start.model:
         problem = Problem(path="model.path", found="an override", expected="none", remedy="Name weights with --weights.")
         raise ConfigError([problem])
-    chosen = {role: entry for role, entry in plan.chosen.items() if role != "generator"}
+    chosen: dict[Role, Entry] = {role: entry for role, entry in plan.chosen.items() if role != "generator"}
     return evolve(plan, chosen=chosen, channel=None)
 
 

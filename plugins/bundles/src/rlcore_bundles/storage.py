@@ -165,9 +165,10 @@ def _is_same(batch: Any, bundle: Bundle, name: str, column: AnyArray) -> bool:
 def _bundle(header: Mapping[str, Any], table: Mapping[str, AnyArray], texts: Mapping[str, Any], directory: Path) -> Bundle:
     batch = take_batch(table, "sampled")
     names = {name.removeprefix("components/") for name in table if name.startswith("components/")}
+    of_samples: dict[str, Any] = {name: table[f"samples/{name}"] for name in _OF_SAMPLES}
     sampled = CollectedRollouts(
         batch=batch,
-        **{name: table[f"samples/{name}"] for name in _OF_SAMPLES},
+        **of_samples,
         reward_components={name: table[f"components/{name}"] for name in sorted(names)},
         turns=take_turns(table, "turns"),
         environment_metrics=header["sampled"]["environment_metrics"],
