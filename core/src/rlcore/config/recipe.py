@@ -265,6 +265,14 @@ class LoggingConfig:
     """How many rollouts these get, spread evenly over the step's."""
     evaluation_answers: bool = True
     """Write the answers of each evaluation to rollouts/evaluation-N.parquet."""
+    bundles_every_n_steps: TurnedOffBy0 = 0
+    """Write every n-th step to bundles/step-N, which `rlcore replay` computes again; 0 never."""
+    bundles_on_alarm: bool = False
+    """Write a step to a bundle where its figures are not finite, where generator and trainer disagree beyond
+    training.warn_token_mult_prob_error, or where reward or entropy fall to a quarter of their greatest."""
+    bundle_weights: Literal["none", "model", "state"] = "none"
+    """The weights at the beginning of the step, which a bundle holds: none; the model, or its adapters; or the trainer's state
+    with its optimizer too."""
 
 
 @frozen(kw_only=True)

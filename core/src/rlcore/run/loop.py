@@ -52,10 +52,12 @@ class Loop:
             with self.guard.deferred():
                 scored = self._score(samples)
                 training = self.algorithm.build_batch(scored)  # advantages, and the loss that reads them
+                step = TrainedStep(step=position.step + 1, sampled=samples, scored=scored, trained=training.batch)
+                for observer in self.observers:
+                    observer.on_batch(step)
                 figures = self._update(training)
                 if self.source.generates:  # for the next step
                     self.weights.refit(position.weight_version, before_change=self.source.make_way)
-                step = TrainedStep(step=position.step + 1, sampled=samples, scored=scored, trained=training.batch)
                 position.unlogged = self._metrics_of(step, {**training.metrics, **figures})
                 position.count_step()
                 self.source.trained()

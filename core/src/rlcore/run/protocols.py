@@ -12,7 +12,7 @@ from rlcore import spi
 from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.spi.arrays import BoolArray, Int64Array
-from rlcore.spi.execution import Minibatch
+from rlcore.spi.execution import Backends, Minibatch
 
 ResultT = TypeVar("ResultT")
 
@@ -37,6 +37,10 @@ class CollectedRollouts(spi.RolloutBatch):
     """Means over the turns that report them, of valid episodes."""
     schedule_metrics: Mapping[str, float] = field(factory=dict)
     """How old the samples are, and what became of others, where steps overlap."""
+    rows: Sequence[spi.Row] = ()
+    """[G]: the row of each group."""
+    reset_seeds: Sequence[int] = ()
+    """[G]: the seed with which the environment began each group."""
     data_sets: Sequence[str] = ()
     """[G]: the data set of each group; none where there is only one."""
     oldest_version: int = 0
@@ -165,7 +169,7 @@ class Source(ABC):
 
 @frozen(kw_only=True, eq=False)
 class TrainedStep:
-    """A step whose updates are made."""
+    """The data of a step that trains."""
 
     step: int
     sampled: spi.RolloutBatch
@@ -182,12 +186,19 @@ class LoopObserver:
     An error that an event raises ends the run, as an error of the loop does.
     """
 
+    def on_backends(self, backends: Backends) -> Backends:
+        """The backends of the run are open. Return them, or groups around them; workers that start anew repeat the event."""
+        return backends
+
     def on_start(self, step: int) -> None:
         """The loop starts after `step`, which is above 0 for a resumed run."""
 
     def on_measure(self, step: int, weight_version: int) -> Mapping[str, float]:  # noqa: ARG002 - most measure nothing
         """Return metrics of the weights after `step`, for the step's line of metrics; called at 0 too."""
         return {}
+
+    def on_batch(self, step: TrainedStep) -> None:
+        """The batch of a step is made; its updates follow."""
 
     def on_step_trained(self, step: TrainedStep) -> Mapping[str, float]:  # noqa: ARG002 - likewise
         """The updates of a step are made, and the step does not count yet. Return metrics of it."""

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
 from rlcore.spi.arrays import Float32Array, Int32Array, Int64Array
 from rlcore.spi.batch import GlobalCounts, TokenBatch
@@ -250,6 +250,8 @@ class Refitted:
     """Counts of all generators' draft tokens since the refit before; None where they draft none."""
     sent_bytes: int | None = None
     """The bytes that all ranks have sent; None where it is not counted."""
+    digests: Mapping[str, int] = field(factory=dict)
+    """The digest of each tensor, by its Hugging Face name; empty for a sharded export."""
 
 
 @frozen(kw_only=True, eq=False)

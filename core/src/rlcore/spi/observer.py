@@ -17,8 +17,8 @@ LOOP_OBSERVER_GROUP = "rlcore.loop_observers"
 class LoopObserverProvider:
     """The description of one observer of the training loop.
 
-    The names `checkpoint_evaluation`, `model_card` and `push_to_hub` are also keys of a recipe. Only runs whose recipe sets the
-    key have an observer of that name. Every run has each observer of another name.
+    The names `bundles`, `checkpoint_evaluation`, `model_card` and `push_to_hub` stand for keys of a recipe. Only runs whose
+    recipe sets the key have an observer of that name. Every run has each observer of another name.
     """
 
     name: str

@@ -268,7 +268,8 @@ class PoolRoute:
         self.engines.refitted(back, order.export.weight_version)
         drafts = [rank.drafts for rank in refitted if rank.drafts is not None]
         sent = [rank.sent_bytes for rank in refitted if rank.sent_bytes is not None]
-        return Refitted(drafts=sum(drafts, spi.DraftCounts()) if drafts else None, sent_bytes=sum(sent) if sent else None)
+        guessed = sum(drafts, spi.DraftCounts()) if drafts else None
+        return Refitted(drafts=guessed, sent_bytes=sum(sent) if sent else None, digests=first)
 
     def _compare_shards(self, refitted: Sequence[RefittedRank]) -> None:
         sent = sum(rank.shards_sent or 0 for rank in refitted) % 2**64

@@ -116,11 +116,13 @@ class StepSampler(ABC, Generic[GroupT]):
             if not groups:
                 return None
             self.note(run, groups)
-            collected = self.packed(groups)
-            if not self.is_mixed:
-                return collected
-            rows = [row for group in groups if (row := run.work.row(group)) is not None]
-            return evolve(collected, data_sets=[str(row[DATA_SET]) for row in rows])
+            rows = [(group.number, row) for group in groups if (row := run.work.row(group)) is not None]
+            return evolve(
+                self.packed(groups),
+                rows=[row for _, row in rows],
+                reset_seeds=[run.work.plans.reset_seed(number) for number, _ in rows],
+                data_sets=[str(row[DATA_SET]) for _, row in rows] if self.is_mixed else (),
+            )
 
     def note(self, run: EpisodeRun[GroupT], groups: Sequence[GroupT]) -> None:
         """Say what became of samples whose environment failed."""

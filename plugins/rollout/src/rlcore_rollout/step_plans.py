@@ -88,6 +88,10 @@ class StepPlans:
         """The row of a group, unless another took its place."""
         return self.of_step(self.step_of(group)).rows[self.place_of(group)]
 
+    def reset_seed(self, group: int) -> int:
+        """The seed with which the environment begins a group."""
+        return self.of_step(self.step_of(group)).draws.reset_seeds[self.place_of(group)]
+
     def spare(self, step: int, number: int) -> Row | None:
         """The row with this number among those behind a step's, from 0; None where there are fewer."""
         return next(islice(self._plan_of(step).spare, number, None), None)

@@ -1,7 +1,7 @@
 """Trainer and generator of a run in one process, as the loop sees them: whole batches in, whole results out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np

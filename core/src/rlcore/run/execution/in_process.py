@@ -31,7 +31,7 @@ class InProcessRoute:
         """Export the trainer's weights and refit the generator with them."""
         export = self.trainer.export_weights(order.export)
         result = self.generator.refit(order.request(export))
-        return Refitted(drafts=result.drafts, sent_bytes=result.sent_bytes)
+        return Refitted(drafts=result.drafts, sent_bytes=result.sent_bytes, digests=result.digests)
 
 
 @contextmanager

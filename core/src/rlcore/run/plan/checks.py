@@ -223,6 +223,10 @@ def schedule_notes(plan: RunPlan) -> Iterator[Note]:
 
 
 KEYS: Mapping[str, tuple[str, Callable[[Recipe], bool]]] = {
+    "bundles": (
+        "logging.bundles_every_n_steps",
+        lambda recipe: recipe.logging.bundles_every_n_steps > 0 or recipe.logging.bundles_on_alarm,
+    ),
     "checkpoint_evaluation": ("checkpoint_evaluation", lambda recipe: recipe.checkpoint_evaluation is not None),
     "model_card": ("checkpoint.model_card", lambda recipe: recipe.checkpoint.model_card and recipe.checkpoint.export != "none"),
     "push_to_hub": ("checkpoint.push_to_hub", lambda recipe: recipe.checkpoint.push_to_hub is not None),

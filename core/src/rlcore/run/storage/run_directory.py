@@ -9,6 +9,7 @@ schedule.jsonl     what a replay has to know of each step, where generation runs
 reference_logprobs.sqlite  what was computed once for each row of a data set
 model/             the Hugging Face export      *.png              what sinks drew
 logprob_mismatch/      step-000010.parquet, .txt
+bundles/           step-000010/ with all data of a step
 logs/              output of backends' own processes
 evaluations/       step-000010/ of a program that measured that checkpoint
 timeline.jsonl     what the driver and the workers did when

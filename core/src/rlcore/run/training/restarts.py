@@ -45,6 +45,8 @@ def run_with_restarts(run: TrainingRun, opened: OpenBackends, resume: bool, chec
 def _run_once(run: TrainingRun, backends: Backends, resume: bool, checkpoint: Path | None) -> dict[str, object]:
     """Run the loop from a checkpoint, or from the beginning, to its end."""
     prepared, directory, progress = run.plan, run.directory, run.progress
+    for observer in run.observers:
+        backends = observer.on_backends(backends)
     saver = RunSaver(plan=prepared, backends=backends, tokenizer=run.inputs.tokenizer, directory=directory, digests=run.digests)
     position, critic = LoopPosition(), critic_of(prepared, backends, run.clock)
     weights = weight_sync_of(prepared, backends, run.clock, progress, run.guard, critic)

@@ -1,0 +1,259 @@
+"""Compares a step with the same step computed again, quantity by quantity, in the order in which they follow from each other.
+
+A difference is rounding where it is within `FACTOR` times the greatest one that rounding every weight once brings, or within a
+few units of float32. Each bound is measured on the very step.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+from attrs import evolve, frozen
+
+from rlcore.reading import parse_toml
+from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS
+from rlcore.spi.arrays import AnyArray, BoolArray
+from rlcore_bundles.bundle import Bundle, Update
+from rlcore_bundles.recomputed_rewards import Rewards
+from rlcore_bundles.replaying import Replayed
+
+FACTOR = 8.0
+"""Roundings of activations, in every layer, in units of one rounding of all weights."""
+UNITS_OF_FLOAT32 = 4 * 2.0**-23
+"""Share of a number that a few operations in float32 may change."""
+
+GENERATOR = "generator's log-probabilities"
+Verdict: TypeAlias = Literal["equal", "rounding", "differs", "not compared"]
+
+
+@frozen(kw_only=True)
+class Row:
+    """The comparison of one quantity."""
+
+    quantity: str
+    verdict: Verdict
+    count: int = 0
+    """The numbers compared."""
+    difference: float = 0.0
+    """The greatest absolute difference, of those beyond their bound where there are any."""
+    bound: float = 0.0
+    """The bound there."""
+    where: str = ""
+    """The place of that difference, with both values."""
+    reason: str = ""
+    """The cause, where the quantity is not compared."""
+
+
+@frozen(kw_only=True, eq=False)
+class _Values:
+    """The numbers of one quantity, [n]."""
+
+    name: str
+    numbers: AnyArray
+    place: Callable[[int], str]
+
+
+def compare(
+    recorded: Bundle, replayed: Replayed, perturbed: Sequence[Replayed], rewards: Rewards | str, *, whole: bool
+) -> list[Row]:
+    """Compare all quantities of a step. `rewards`: those computed again, or why there are none. `whole`: the replay began with
+    the optimizer's state, so that updates behind the first can be compared."""
+    rows = list(_reward_rows(recorded, rewards))
+    rows.append(_generator_row(recorded, replayed, perturbed))
+    bundles = _with_common_names([recorded, replayed.bundle, *(one.bundle for one in perturbed)])
+    recorded, own, *others = bundles
+    rows.append(_set_row(recorded, own))
+    if rows[-1].verdict == "differs":
+        return rows
+    every = [dict(_quantities(one, recorded)) for one in (recorded, own, *others)]
+    first, second, *rest = every
+    for name, values in first.items():
+        if not whole and name.startswith("update ") and not name.startswith("update 1:"):
+            rows.append(Row(quantity=name, verdict="not compared", reason="the optimizer's state is not in the bundle"))
+        elif name not in second:
+            rows.append(Row(quantity=name, verdict="not compared", reason="the replay's trainer does not return it"))
+        else:
+            rows.append(_row(values, second[name].numbers, [one[name].numbers for one in rest if name in one]))
+    chain = [row for row in rows if row.quantity != GENERATOR]
+    rows.append(_digest_row(recorded, own, whole, any(row.verdict == "rounding" for row in chain)))
+    return rows
+
+
+def _with_common_names(bundles: Sequence[Bundle]) -> list[Bundle]:
+    """The bundles with those metrics and gradients of each update alone that all have: trainers may report others."""
+    common = [_common(updates) for updates in zip(*(one.updates for one in bundles), strict=False)]
+    return [
+        evolve(
+            bundle,
+            updates=[*(of(one) for of, one in zip(common, bundle.updates, strict=False)), *bundle.updates[len(common) :]],
+        )
+        for bundle in bundles
+    ]
+
+
+def _common(updates: Sequence[Update]) -> Callable[[Update], Update]:
+    """A function that leaves out of an update what not all of these have."""
+    names = set.intersection(*(set(one.metrics) for one in updates))
+    norms = [one.gradient_norms for one in updates]
+    tensors = None if any(one is None for one in norms) else set.intersection(*(set(one or ()) for one in norms))
+
+    def of(update: Update) -> Update:
+        kept = {name: value for name, value in update.metrics.items() if name in names}
+        gradients = {name: value for name, value in (update.gradient_norms or {}).items() if name in (tensors or ())}
+        return evolve(update, metrics=kept, gradient_norms=gradients if tensors else None)
+
+    return of
+
+
+def first_difference(rows: Sequence[Row]) -> Row | None:
+    """The first quantity that differs; None where none does."""
+    return next((row for row in rows if row.verdict == "differs"), None)
+
+
+def _row(values: _Values, found: AnyArray, perturbed: Sequence[AnyArray], bound: float | None = None) -> Row:
+    """The comparison of the numbers of a quantity."""
+    numbers = values.numbers.astype(np.float64)
+    found = found.astype(np.float64)
+    if len(numbers) != len(found):
+        where = f"found {len(found)} numbers; expected {len(numbers)}"
+        return Row(quantity=values.name, verdict="differs", count=len(numbers), where=where)
+    if not len(numbers):
+        return Row(quantity=values.name, verdict="not compared", reason="it has no numbers")
+    with np.errstate(invalid="ignore"):
+        differences = np.where(numbers == found, 0.0, np.abs(numbers - found))
+    differences = np.where(np.isnan(numbers) & np.isnan(found), 0.0, differences)
+    differences = np.where(np.isnan(differences), np.inf, differences)
+    if bound is None:
+        moved = [float(np.nanmax(np.abs(one - found), initial=0.0)) for one in perturbed if len(one) == len(found)]
+        bound = FACTOR * max(moved, default=0.0)
+    bounds = bound + UNITS_OF_FLOAT32 * np.nan_to_num(np.maximum(np.abs(numbers), np.abs(found)), posinf=0.0)
+    beyond = differences > bounds
+    worst = int(np.where(beyond, differences, -1.0).argmax() if beyond.any() else differences.argmax())
+    verdict: Verdict = "differs" if beyond.any() else "rounding" if differences.any() else "equal"
+    where = "" if verdict == "equal" else f"{values.place(worst)}: recorded {numbers[worst]:.9g}, replayed {found[worst]:.9g}"
+    return Row(
+        quantity=values.name,
+        verdict=verdict,
+        count=len(numbers),
+        difference=float(differences[worst]),
+        bound=float(bounds[worst]),
+        where=where,
+    )
+
+
+def _reward_rows(recorded: Bundle, rewards: Rewards | str) -> Iterator[Row]:
+    if isinstance(rewards, str):
+        yield Row(quantity="reward", verdict="not compared", reason=rewards)
+        return
+    sampled = recorded.sampled
+    judged = np.flatnonzero(sampled.valid)
+
+    def place(index: int) -> str:
+        number = int(judged[index])
+        failure = rewards.failures.get(number)
+        return f"sample {number}" + ("" if failure is None else f" (the environment failed: {failure})")
+
+    pairs = {"reward": (sampled.rewards, rewards.rewards)}
+    pairs |= {f"reward/{name}": (column, rewards.components[name]) for name, column in sampled.reward_components.items()}
+    for name, (before, after) in pairs.items():
+        yield _row(_Values(name=name, numbers=before[judged], place=place), after[judged], ())
+
+
+def _generator_row(recorded: Bundle, replayed: Replayed, perturbed: Sequence[Replayed]) -> Row:
+    """The generator's log-probabilities of tokens that the weights of the step sampled, beside the trainer's."""
+    name = GENERATOR
+    batch = recorded.sampled.batch
+    mask = batch.loss_mask & (batch.token_columns[WEIGHT_VERSIONS] == recorded.weight_version)
+    values = _Values(
+        name=name, numbers=batch.token_columns[GENERATION_LOGPROBS][mask], place=_token_place(recorded.sampled.batch, mask)
+    )
+    others = [one.start_logprobs[mask] for one in perturbed]
+    return _row(values, replayed.start_logprobs[mask], others)
+
+
+def _set_row(recorded: Bundle, own: Bundle) -> Row:
+    """The sequences of the training batch, and those of each update."""
+    before = [recorded.trained.offsets, *(one.sequences for one in recorded.updates)]
+    after = [own.trained.offsets, *(one.sequences for one in own.updates)]
+    name = "minibatches"
+    if len(before) != len(after):
+        where = f"recorded {len(before) - 1} updates, replayed {len(after) - 1}"
+        return Row(quantity=name, verdict="differs", count=len(before), where=where)
+    for number, (one, other) in enumerate(zip(before, after, strict=True)):
+        if not np.array_equal(one, other):
+            of = "the training batch" if number == 0 else f"update {number}"
+            where = f"{of}: recorded {len(one)} sequences, replayed {len(other)}, or other ones"
+            return Row(quantity=name, verdict="differs", count=len(before), where=where)
+    return Row(quantity=name, verdict="equal", count=sum(map(len, before)))
+
+
+def _quantities(bundle: Bundle, recorded: Bundle) -> Iterator[tuple[str, _Values]]:
+    """Yield the quantities of a step's batch and updates, in order."""
+    trained, mask = bundle.trained, recorded.trained.loss_mask
+    for name in sorted(trained.token_columns.keys() - {GENERATION_LOGPROBS, WEIGHT_VERSIONS, "routed_experts"}):
+        column = trained.token_columns[name]
+        yield name, _Values(name=name, numbers=column[mask], place=_token_place(recorded.trained, mask))
+    for number, update in enumerate(bundle.updates, start=1):
+        for values in _of_update(update, bundle, recorded, f"update {number}:"):
+            yield values.name, values
+
+
+def _of_update(update: Update, bundle: Bundle, recorded: Bundle, prefix: str) -> Iterator[_Values]:
+    """Yield the quantities of an update, in order."""
+    trained = recorded.trained
+    is_in = np.zeros(trained.num_sequences, np.bool_)
+    is_in[update.sequences] = True
+    mask = trained.loss_mask & np.repeat(is_in, trained.lengths)
+    place = _token_place(trained, mask)
+    for name in sorted(update.columns):
+        yield _Values(name=f"{prefix} {name}", numbers=update.columns[name][mask], place=place)
+    if update.logprobs is not None:
+        yield _Values(name=f"{prefix} log-probabilities", numbers=update.logprobs[mask], place=place)
+        before = update.columns.get("previous_logprobs", bundle.trained.token_columns.get(GENERATION_LOGPROBS))
+        if before is not None:
+            ratios = np.exp(np.clip(update.logprobs[mask].astype(np.float64) - before[mask], -50, 50))
+            yield _Values(name=f"{prefix} ratios", numbers=ratios, place=place)
+    yield _single(f"{prefix} loss", update.loss_value)
+    if update.gradient_norms is not None:
+        yield _named(f"{prefix} gradient of a tensor", update.gradient_norms)
+    yield _single(f"{prefix} gradient norm", update.grad_norm)
+    most = parse_toml(recorded.recipe)["optimizer"]["max_grad_norm"]
+    yield _single(f"{prefix} clip", min(1.0, most / update.grad_norm) if most and update.grad_norm else 1.0)
+    yield _single(f"{prefix} learning rate", update.learning_rate)
+    yield _named(f"{prefix} metrics", update.metrics)
+
+
+def _digest_row(recorded: Bundle, own: Bundle, whole: bool, rounded: bool) -> Row:
+    name = "weights behind the step"
+    if not recorded.digests_after:
+        return Row(quantity=name, verdict="not compared", reason="the bundle has no digests of them")
+    if not whole:
+        return Row(quantity=name, verdict="not compared", reason="the optimizer's state is not in the bundle")
+    other = [one for one, digest in recorded.digests_after.items() if own.digests_after.get(one) != digest]
+    count = len(recorded.digests_after)
+    if not other:
+        return Row(quantity=name, verdict="equal", count=count)
+    where = f"{len(other)} of {count} tensors, the first {other[0]}"
+    return Row(quantity=name, verdict="rounding" if rounded else "differs", count=count, where=where)
+
+
+def _single(name: str, value: float) -> _Values:
+    return _Values(name=name, numbers=np.array([value]), place=lambda _: "the update")
+
+
+def _named(name: str, values: Mapping[str, float]) -> _Values:
+    names = sorted(values)
+    return _Values(name=name, numbers=np.array([values[one] for one in names]), place=lambda index: names[index])
+
+
+def _token_place(batch: object, mask: BoolArray) -> Callable[[int], str]:
+    """A function that names the place of a loss token."""
+    places = np.flatnonzero(mask)
+    offsets = batch.offsets  # type: ignore[attr-defined]
+
+    def place(index: int) -> str:
+        token = int(places[index])
+        sequence = int(np.searchsorted(offsets, token, side="right")) - 1
+        return f"sample {sequence}, token {token - int(offsets[sequence])}"
+
+    return place

@@ -1,0 +1,19 @@
+"""The descriptions of the commands on bundles, and of the observer that writes them."""
+
+from rlcore.spi import SPI_VERSION, CommandSpec, LoopObserverProvider
+
+RECORD = CommandSpec(
+    name="record",
+    spi=SPI_VERSION,
+    help="Write one step of a run to a bundle.",
+    command="rlcore_bundles.record_command:record_command",
+    priority=62,
+)
+REPLAY = CommandSpec(
+    name="replay",
+    spi=SPI_VERSION,
+    help="Compute a bundle's step again, and name the first difference.",
+    command="rlcore_bundles.replay_command:replay_command",
+    priority=61,
+)
+BUNDLES = LoopObserverProvider(name="bundles", spi=SPI_VERSION, observer="rlcore_bundles.observer:BundleObserver")

@@ -1,0 +1,72 @@
+"""`rlcore replay`: a bundle's step computed again."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+import click
+
+from rlcore_bundles.difference import Row, first_difference
+from rlcore_bundles.replay import Replay, replay
+from rlcore_bundles.storage import read_bundle
+
+DIFFERS = 1
+"""The exit code where a quantity differs by more than rounding."""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--trainer", help="The trainer, such as fsdp2; by default the best that is installed.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="The device; by default the one that is there.")
+@click.option("--dtype", help="The dtype of the model; by default the recorded one.")
+@click.option("--weights", type=click.Path(path_type=Path), help="The model at the beginning of the step.")
+@click.option("--no-rewards", is_flag=True, help="Do not ask the environment again.")
+@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
+def replay_command(
+    bundle: Path,
+    overrides: Sequence[str],
+    trainer: str | None,
+    device: str | None,
+    dtype: str | None,
+    weights: Path | None,
+    no_rewards: bool,
+    as_json: bool,
+) -> None:
+    """Compute the step of BUNDLE again and name the first quantity that differs by more than rounding. KEY=VALUE overrides the
+    recipe, as with `rlcore train`. The exit code is 1 where a quantity differs."""
+    named = {"trainer.name": trainer, "run.device": device, "model.dtype": dtype}
+    given = [f"{key}={value}" for key, value in named.items() if value is not None]
+    found = replay(
+        read_bundle(bundle),
+        [*given, *overrides],
+        weights=weights,
+        rewards=not no_rewards,
+        tell=lambda text: click.echo(text, err=True),
+    )
+    if as_json:
+        click.echo(json.dumps(attrs.asdict(found), indent=1))
+    else:
+        click.echo("\n".join(lines_of(found)))
+    if first_difference(found.rows) is not None:
+        raise SystemExit(DIFFERS)
+
+
+def lines_of(found: Replay) -> list[str]:
+    """The comparison as a table, and its result in a sentence."""
+    width = max(len(row.quantity) for row in found.rows)
+    head = f"{'quantity':<{width}}  {'numbers':>9}  {'difference':>10}  {'bound':>10}  result"
+    lines = [head, *(_line(row, width) for row in found.rows)]
+    first = first_difference(found.rows)
+    if first is None:
+        rounded = any(row.verdict == "rounding" for row in found.rows)
+        return [*lines, "", f"Nothing differs by more than rounding{'' if rounded else ': every number is equal'}."]
+    return [*lines, "", f"The first that differs is {first.quantity}: {first.where}."]
+
+
+def _line(row: Row, width: int) -> str:
+    if row.verdict == "not compared":
+        return f"{row.quantity:<{width}}  {'':>9}  {'':>10}  {'':>10}  not compared: {row.reason}"
+    figures = f"{row.count:>9,}  {row.difference:>10.3g}  {row.bound:>10.3g}"
+    return f"{row.quantity:<{width}}  {figures}  {row.verdict}"

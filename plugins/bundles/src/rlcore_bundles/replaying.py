@@ -1,0 +1,276 @@
+"""Computes the step of a bundle again, by the loop of a run: its samples are the bundle's, all else is computed."""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import evolve, frozen
+
+from rlcore.config.load import Origin, RawRecipe
+from rlcore.reading import parse_toml
+from rlcore.registry.discovery import Entry
+from rlcore.run.data.text import tokenizers
+from rlcore.run.execution.context import execution
+from rlcore.run.interrupt import InterruptGuard
+from rlcore.run.loop import Loop
+from rlcore.run.plan.in_process_overrides import PYTHON, InProcessOverrides
+from rlcore.run.plan.prepare import prepare, require_device
+from rlcore.run.plan.run_plan import RunPlan, dtype_of
+from rlcore.run.protocols import CollectedRollouts, LoopObserver, LoopPosition, Source, TrainedStep, WeightSync, always
+from rlcore.run.report.progress import Progress
+from rlcore.run.report.timing import PhaseClock
+from rlcore.run.storage.run_directory import describe_environment
+from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
+from rlcore.run.train_step.policy import PolicyLearner
+from rlcore.run.train_step.scorers import Reference, ReferenceScorer, Rescorer
+from rlcore.spi import ConfigError, LoadStateRequest, Problem, Role, RolloutBatch, SaveStateRequest
+from rlcore.spi.arrays import AnyArray, Float32Array
+from rlcore.spi.execution import Backends
+from rlcore_bundles.bundle import Bundle
+from rlcore_bundles.recorded_groups import Notes, RecordedTrainer
+from rlcore_bundles.storage import MODEL, STATE
+
+DROPPED = ("generator", "refit", "async", "cluster", "sinks", "logging", "evaluation", "checkpoint_evaluation", "observers")
+"""Sections that a replay does not read: it generates nothing, and runs in one process unless the command says otherwise."""
+
+
+@frozen(kw_only=True, eq=False)
+class ReplayOverrides(InProcessOverrides):
+    """Takes out of a bundle's recipe what a replay does not read."""
+
+    model: str
+    """The directory of the weights, or the recipe's own model."""
+    adapters: Path | None
+    """The directory of the adapters that the step begins with."""
+
+    def in_place(self, raw: RawRecipe) -> RawRecipe:
+        """The recipe of the replay; sections that the command gives stay."""
+        values = {name: section for name, section in raw.values.items() if name not in DROPPED}
+        values["data"] = {"train": {"source": PYTHON}}
+        values["checkpoint"] = {"at_end": False, "every_n_steps": 0, "model_card": False}
+        values["sinks"] = {"names": []}
+        values["model"] = {**values["model"], "path": self.model}
+        if self.adapters is not None:
+            values["lora"] = {**values["lora"], "init_from": str(self.adapters)}
+        return evolve(raw, values=values)
+
+
+class RecordedSamples(Source):
+    """The samples of a bundle."""
+
+    def __init__(self, samples: CollectedRollouts) -> None:
+        self._samples = samples
+
+    def sample(self, step: int, weight_version: int, may_go_on: Any = always) -> RolloutBatch:  # noqa: ARG002
+        """See Source."""
+        return self._samples
+
+
+@frozen(kw_only=True, eq=False)
+class RecordedValues:
+    """Adds the critic's values as they were recorded: a replay trains no critic."""
+
+    columns: Mapping[str, AnyArray]
+
+    def score(self, samples: RolloutBatch, position: LoopPosition) -> RolloutBatch:  # noqa: ARG002
+        """See Scorer."""
+        return evolve(samples, batch=evolve(samples.batch, token_columns={**samples.batch.token_columns, **self.columns}))
+
+
+class Keeper(LoopObserver):
+    """Keeps the step for comparison."""
+
+    def __init__(self, notes: Notes) -> None:
+        self.notes = notes
+        self.step: TrainedStep | None = None
+        self.metrics: Mapping[str, float] = {}
+
+    def on_batch(self, step: TrainedStep) -> None:
+        """See LoopObserver."""
+        self.step = step
+        self.notes.begin(wanted=True)
+
+    def on_log(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
+        """See LoopObserver."""
+        self.metrics = metrics
+
+
+@frozen(kw_only=True)
+class Start:
+    """The weights that a replay begins with."""
+
+    model: str
+    """The model's directory or name."""
+    adapters: Path | None = None
+    state: Path | None = None
+    """The trainer's state, with its optimizer; None where the optimizer begins anew."""
+
+    @classmethod
+    def of(cls, bundle: Bundle, weights: Path | None = None) -> "Start":
+        """The start that a bundle allows. ConfigError where its weights are missing."""
+        recipe = parse_toml(bundle.recipe)
+        own, has_adapters = str(recipe["model"]["path"]), "lora" in recipe
+        folder = weights
+        if folder is None and bundle.directory is not None and bundle.weights != "none":
+            folder = bundle.directory / MODEL
+        if folder is not None:
+            state = None if weights is not None or bundle.weights != "state" else Path(bundle.directory or ".") / STATE
+            return cls(model=own if has_adapters else str(folder), adapters=folder if has_adapters else None, state=state)
+        if bundle.weight_version == 0:
+            return cls(model=own)
+        found = f"a bundle without weights, of weight version {bundle.weight_version}"
+        expected = "the model at the beginning of the step"
+        remedy = "Name its Hugging Face directory with --weights, or record the step with --weights model."
+        raise ConfigError([Problem(path="bundle", found=found, expected=expected, remedy=remedy)])
+
+
+def plan_of(bundle: Bundle, start: Start, overrides: Sequence[str]) -> RunPlan:
+    """The checked plan of a replay, with nothing allocated."""
+    recipe, given = (
+        parse_toml(bundle.recipe),
+        ReplayOverrides(model=start.model, adapters=start.adapters, origin=Origin(label="the bundle", directory=Path.cwd())),
+    )
+    recipe["trainer"] = {"name": "auto"}
+    recipe.setdefault("run", {})["device"] = "auto"
+    if recipe["model"].get("dtype", "auto") == "auto":
+        recipe["model"]["dtype"] = bundle.environment["dtype"]
+    plan = prepare(recipe, overrides, given=given)
+    require_device(plan)
+    if plan.recipe.model.path != start.model:
+        problem = Problem(path="model.path", found="an override", expected="none", remedy="Name weights with --weights.")
+        raise ConfigError([problem])
+    chosen: dict[Role, Entry] = {role: entry for role, entry in plan.chosen.items() if role != "generator"}
+    return evolve(plan, chosen=chosen, channel=None)
+
+
+@frozen(kw_only=True, eq=False)
+class Replayed:
+    """A step computed again."""
+
+    bundle: Bundle
+    start_logprobs: Float32Array
+    """float32 [T]: the policy's log-probabilities of all samples at the beginning of the step."""
+
+
+def replayed(bundle: Bundle, plan: RunPlan, start: Start, *, digests: bool) -> Replayed:
+    """Compute a step again from its samples. `digests`: those of the weights behind it are computed too."""
+    notes, progress = Notes(), Progress()
+    keeper = Keeper(notes)
+    with _backends(plan) as backends:
+        if start.state is not None:
+            backends.trainer.load_state(LoadStateRequest(directory=start.state))
+        version = 0 if start.state is None else bundle.weight_version
+        batch = bundle.sampled.batch
+        start_logprobs = backends.trainer.logprobs(batch, np.arange(batch.num_sequences), "policy", version)
+        _loop(bundle, plan, backends, _at_version(bundle.sampled, version), keeper, progress, version).run()
+        after = _digests(backends) if digests else {}
+    step = keeper.step
+    assert step is not None
+    before = step.sampled.batch.token_columns
+    again = evolve(
+        bundle,
+        environment=describe_environment([entry.distribution for entry in plan.chosen.values()])
+        | {"device": plan.device, "dtype": dtype_of(plan.recipe, plan.device)},
+        scored={name: one for name, one in step.scored.batch.token_columns.items() if before.get(name) is not one},
+        trained=step.trained,
+        updates=tuple(notes.updates),
+        digests_before={},
+        digests_after=after,
+        metrics=keeper.metrics,
+    )
+    return Replayed(bundle=again, start_logprobs=start_logprobs)
+
+
+@contextmanager
+def _backends(plan: RunPlan) -> Iterator[Backends]:
+    tokenizer = tokenizers().load_tokenizer(plan.recipe.model)
+    with execution(plan, tokenizer, None, Progress()) as opened, opened() as backends:
+        yield backends
+
+
+def _loop(
+    bundle: Bundle,
+    plan: RunPlan,
+    backends: Backends,
+    samples: CollectedRollouts,
+    keeper: Keeper,
+    progress: Progress,
+    version: int,
+) -> Loop:
+    """The loop of a run in front of the step."""
+    clock, needs = PhaseClock(progress), plan.algorithm.needs
+    reference, trainer = Reference.of(backends), RecordedTrainer(backends.trainer, keeper.notes)
+    scorers: list[Any] = [Rescorer(trainer=trainer, clock=clock)]
+    if needs.reference_logprobs_in_rollouts:
+        scorers.append(ReferenceScorer(reference=reference, clock=clock))
+    if needs.critic:
+        scorers.append(RecordedValues(columns={"values": bundle.scored["values"]}))
+    policy = PolicyLearner(
+        trainer=trainer,
+        algorithm=plan.algorithm,
+        reference=reference,
+        monitor=MismatchMonitor(
+            trainer=trainer, writer=None, progress=progress, warn_above=float("inf"), end_above=float("inf")
+        ),
+        clock=clock,
+        has_dropout=plan.recipe.lora is not None and plan.recipe.lora.dropout > 0,
+        samples_truncated=plan.recipe.rollout.truncates,
+        num_warmup_steps=plan.critic_warmup_steps,
+    )
+    return Loop(
+        recipe=evolve(plan.recipe, run=evolve(plan.recipe.run, num_steps=bundle.step)),
+        algorithm=plan.algorithm,
+        source=RecordedSamples(samples),
+        scorers=scorers,
+        learners=[policy],
+        weights=WeightSync(),
+        saver=_NoSaver(),
+        observers=[keeper],
+        progress=progress,
+        clock=clock,
+        guard=InterruptGuard(),
+        position=LoopPosition(step=bundle.step - 1, weight_version=version, step_version=version, saved_step=-1),
+    )
+
+
+def _at_version(samples: CollectedRollouts, version: int) -> CollectedRollouts:
+    """The samples as they are where the weights of the step count as this version."""
+    shift = version - samples.weight_version
+    if not shift:
+        return samples
+    versions = samples.batch.token_columns["weight_versions"]
+    moved = (versions + (versions >= 0) * shift).astype(versions.dtype)
+    batch = evolve(samples.batch, token_columns={**samples.batch.token_columns, "weight_versions": moved})
+    oldest = samples.oldest_version and samples.oldest_version + shift
+    return evolve(samples, batch=batch, weight_version=version, oldest_version=oldest)
+
+
+class _NoSaver:
+    """Saves nothing."""
+
+    can_save = False
+
+    def save(self, position: LoopPosition, rollouts: bytes | None, *, prune: bool) -> None:
+        """See Saver."""
+
+    def export_to(self, final: Path) -> Path:
+        """See Saver."""
+        return final
+
+
+def _digests(backends: Backends) -> dict[str, int]:
+    """The digest of each tensor of the trainer's model, by its name."""
+    from safetensors.torch import load_file
+
+    from rlcore_torchkit.refit.digest import tensor_digest
+
+    with tempfile.TemporaryDirectory() as folder:
+        backends.trainer.save_state(SaveStateRequest(directory=Path(folder), kind="hf"))
+        return {
+            name: tensor_digest(tensor)
+            for file in sorted(Path(folder).glob("*.safetensors"))
+            for name, tensor in load_file(file).items()
+        }

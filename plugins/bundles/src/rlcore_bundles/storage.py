@@ -1,0 +1,232 @@
+"""The folder of a bundle: bundle.json, arrays.safetensors, texts.json, and the weights in `model/` and `state/`.
+
+bundle.json names the format's version, and the size and SHA-256 of every other file. Nothing in a bundle is executed.
+"""
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from rlcore.files import storage_errors
+from rlcore.reading import read_bytes, read_json
+from rlcore.run.protocols import CollectedRollouts
+from rlcore.spi import CheckpointError, ContractError
+from rlcore.spi.arrays import AnyArray
+from rlcore_bundles.arrays import Table, put_batch, put_column, put_turns, take_batch, take_column, take_turns
+from rlcore_bundles.bundle import Bundle, Update
+
+FORMAT: Final = 1
+HEADER, ARRAYS, TEXTS = "bundle.json", "arrays.safetensors", "texts.json"
+MODEL, STATE = "model", "state"
+_HEADER_FIELDS = ("step", "weight_version", "recipe", "environment", "alarm", "prompts", "metrics", "weights")
+_OF_SAMPLES = ("rewards", "valid", "finish_reasons", "truncated", "success", "num_generated", "failed", "timed_out")
+_OF_UPDATE = ("num_loss_tokens", "num_loss_sequences", "schedule_step", "loss", "loss_config", "loss_value", "grad_norm")
+_MORE_OF_UPDATE = ("learning_rate", "metrics", "gradient_norms")
+
+
+def write_bundle(bundle: Bundle, directory: Path, save_weights: Callable[[Path], object] | None = None) -> int:
+    """Write a bundle as a new folder, which no reader sees before it is whole; return its bytes. `save_weights` writes `model/`
+    and `state/`. StorageError where that fails."""
+    partial = directory.with_name(f".{directory.name}.partial")
+    with storage_errors("the bundle", directory.parent, otherwise="name another folder"):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        (partial / ARRAYS).write_bytes(save(_table(bundle)))
+        (partial / TEXTS).write_text(json.dumps(_texts(bundle)), encoding="utf-8")
+        if save_weights is not None:
+            save_weights(partial)
+        files = {str(path.relative_to(partial)): _described(path) for path in sorted(partial.rglob("*")) if path.is_file()}
+        (partial / HEADER).write_text(json.dumps(_header(bundle) | {"files": files}, indent=1), encoding="utf-8")
+        shutil.rmtree(directory, ignore_errors=True)
+        partial.rename(directory)
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def read_bundle(directory: Path) -> Bundle:
+    """Read a bundle. CheckpointError where a file is missing, cut or changed, or the format is a newer one."""
+    if not (directory / HEADER).is_file():
+        raise CheckpointError(f"{directory}: found no {HEADER}; expected the folder of a bundle, as `rlcore record` writes it")
+    header = read_json(directory / HEADER)
+    if (found := header.get("format")) != FORMAT:
+        remedy = "Install a newer rlcore-bundles." if isinstance(found, int) and found > FORMAT else "Record the step again."
+        raise CheckpointError(f"{directory / HEADER}: found format {found!r}; expected {FORMAT}. {remedy}")
+    if problems := list(_file_problems(directory, header.get("files"))):
+        raise CheckpointError("\n".join([f"{directory} is damaged:", *problems, "Record the step again, or copy it anew."]))
+    try:
+        table: Mapping[str, AnyArray] = load(read_bytes(directory / ARRAYS))
+        return _bundle(header, table, read_json(directory / TEXTS), directory)
+    except (SafetensorError, ContractError, KeyError, TypeError, ValueError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(f"{directory} is damaged: found {reason}; expected a bundle. Record the step again") from error
+
+
+def bytes_of(bundle: Bundle) -> int:
+    """The bytes that a bundle takes without weights, to within a few kB."""
+    return sum(array.nbytes for array in _table(bundle).values()) + len(json.dumps(_texts(bundle)))
+
+
+def _described(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _file_problems(directory: Path, files: Any) -> Any:
+    """Yield what is wrong with the files that the header names."""
+    if not isinstance(files, dict) or not {ARRAYS, TEXTS} <= files.keys():
+        yield f"  - {HEADER}: found no list of files; expected {ARRAYS} and {TEXTS} in it"
+        return
+    for name, expected in files.items():
+        path = directory / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            yield f"  - {HEADER}: found the file {name!r}; expected one within the folder"
+        elif not path.is_file():
+            yield f"  - {name}: found no such file; expected {expected['bytes']:,} bytes"
+        elif (found := _described(path)) != expected:
+            what = f"{found['bytes']:,} bytes" if found["bytes"] != expected["bytes"] else "another content than was written"
+            yield f"  - {name}: found {what}; expected {expected['bytes']:,} bytes with the SHA-256 in {HEADER}"
+
+
+def _header(bundle: Bundle) -> dict[str, Any]:
+    updates = [{name: _plain(getattr(one, name)) for name in (*_OF_UPDATE, *_MORE_OF_UPDATE)} for one in bundle.updates]
+    digests = {"before": dict(bundle.digests_before), "after": dict(bundle.digests_after)}
+    return {
+        "format": FORMAT,
+        **{name: _plain(getattr(bundle, name)) for name in _HEADER_FIELDS},
+        "sampled": {"environment_metrics": _plain(bundle.sampled.environment_metrics)},
+        "updates": updates,
+        "digests": digests,
+    }
+
+
+def _texts(bundle: Bundle) -> dict[str, Any]:
+    sampled = bundle.sampled
+    return {
+        "rows": [_plain(dict(row)) for row in sampled.rows],
+        "row_hashes": list(bundle.row_hashes),
+        "reset_seeds": list(sampled.reset_seeds),
+        "responses": list(sampled.responses),
+        "data_sets": list(sampled.data_sets),
+        "weight_version": sampled.weight_version,
+        "oldest_version": sampled.oldest_version,
+    }
+
+
+def _table(bundle: Bundle) -> Table:
+    table, sampled = Table(), bundle.sampled
+    batch, trained = sampled.batch, bundle.trained
+    put_batch(table, "sampled", batch)
+    for name in _OF_SAMPLES:
+        table[f"samples/{name}"] = getattr(sampled, name)
+    for name, column in sampled.reward_components.items():
+        table[f"components/{name}"] = column
+    put_turns(table, "turns", sampled.turns)
+    for name, column in bundle.scored.items():
+        put_column(table, f"scored/{name}", column, batch.offsets, batch.loss_mask)
+    if _is_of_samples(bundle):
+        own = {name: column for name, column in trained.token_columns.items() if not _is_same(batch, bundle, name, column)}
+        for name, column in own.items():
+            put_column(table, f"own/{name}", column, batch.offsets, batch.loss_mask)
+        for name, column in trained.sequence_columns.items():
+            table[f"own_sequences/{name}"] = column
+        table["trained_mask"] = np.packbits(trained.loss_mask)
+        table["trained_names"] = np.frombuffer(json.dumps(sorted(trained.token_columns)).encode(), np.uint8)
+    else:
+        put_batch(table, "trained", trained)
+    for number, update in enumerate(bundle.updates):
+        table[f"updates/{number}/sequences"] = update.sequences
+        columns = dict(update.columns) | ({} if update.logprobs is None else {":logprobs": update.logprobs})
+        for name, column in columns.items():
+            table[f"updates/{number}/columns/{name}"] = np.concatenate(
+                [column[trained.offsets[one] : trained.offsets[one + 1]] for one in update.sequences]
+            )
+    return {name: np.ascontiguousarray(array) for name, array in table.items()}
+
+
+def _is_of_samples(bundle: Bundle) -> bool:
+    """Return whether the training batch has the samples' own sequences."""
+    batch, trained = bundle.sampled.batch, bundle.trained
+    return np.array_equal(batch.offsets, trained.offsets) and np.array_equal(batch.tokens, trained.tokens)
+
+
+def _is_same(batch: Any, bundle: Bundle, name: str, column: AnyArray) -> bool:
+    before = bundle.scored.get(name, batch.token_columns.get(name))
+    return before is not None and before.dtype == column.dtype and np.array_equal(before, column)
+
+
+def _bundle(header: Mapping[str, Any], table: Mapping[str, AnyArray], texts: Mapping[str, Any], directory: Path) -> Bundle:
+    batch = take_batch(table, "sampled")
+    names = {name.removeprefix("components/") for name in table if name.startswith("components/")}
+    of_samples: dict[str, Any] = {name: table[f"samples/{name}"] for name in _OF_SAMPLES}
+    sampled = CollectedRollouts(
+        batch=batch,
+        **of_samples,
+        reward_components={name: table[f"components/{name}"] for name in sorted(names)},
+        turns=take_turns(table, "turns"),
+        environment_metrics=header["sampled"]["environment_metrics"],
+        **{name: texts[name] for name in texts if name != "row_hashes"},
+    )
+    below = sorted({name.removeprefix("scored/").partition(":")[0] for name in table if name.startswith("scored/")})
+    scored = {name: take_column(table, f"scored/{name}", batch.offsets, batch.loss_mask) for name in below}
+    trained = take_batch(table, "trained") if "trained/tokens" in table else _trained(table, batch, scored)
+    return Bundle(
+        **{name: header[name] for name in _HEADER_FIELDS},
+        row_hashes=texts["row_hashes"],
+        sampled=sampled,
+        scored=scored,
+        trained=trained,
+        updates=[_update(one, table, number, trained) for number, one in enumerate(header["updates"])],
+        digests_before=header["digests"]["before"],
+        digests_after=header["digests"]["after"],
+        directory=directory,
+    )
+
+
+def _trained(table: Mapping[str, AnyArray], batch: Any, scored: Mapping[str, AnyArray]) -> Any:
+    """The training batch on the samples' sequences."""
+    own = {name.removeprefix("own/").partition(":")[0] for name in table if name.startswith("own/")}
+    columns = {}
+    for name in json.loads(table["trained_names"].tobytes()):
+        if name in own:
+            columns[name] = take_column(table, f"own/{name}", batch.offsets, batch.loss_mask)
+        else:
+            columns[name] = scored[name] if name in scored else batch.token_columns[name]
+    of_sequences = {
+        name.removeprefix("own_sequences/"): array for name, array in table.items() if name.startswith("own_sequences/")
+    }
+    mask = np.unpackbits(table["trained_mask"], count=batch.num_tokens).astype(np.bool_)
+    return attrs.evolve(batch, loss_mask=mask, token_columns=columns, sequence_columns=of_sequences)
+
+
+def _update(record: Mapping[str, Any], table: Mapping[str, AnyArray], number: int, trained: Any) -> Update:
+    sequences, prefix = table[f"updates/{number}/sequences"], f"updates/{number}/columns/"
+    columns = {}
+    for name in (name for name in table if name.startswith(prefix)):
+        column, place = np.zeros(trained.num_tokens, np.float32), 0
+        for start, end in ((trained.offsets[one], trained.offsets[one + 1]) for one in sequences):
+            column[start:end] = table[name][place : place + end - start]
+            place += end - start
+        columns[name.removeprefix(prefix)] = column
+    logprobs = columns.pop(":logprobs", None)
+    return Update(sequences=sequences, columns=columns, logprobs=logprobs, **record)
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON holds it; what JSON has no form for is text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return value  # Python writes and reads NaN and infinities
+    return value if value is None or isinstance(value, str | bool | int | float) else str(value)

@@ -1,0 +1,212 @@
+"""A step that was recorded and computed again: what is equal, what is rounding, and what differs first."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import evolve
+from click.testing import CliRunner
+
+import rlcore
+from rlcore.spi import ConfigError, ModelError
+from rlcore_bundles.bundle import Bundle
+from rlcore_bundles.difference import compare, first_difference
+from rlcore_bundles.perturbed import perturbed_start
+from rlcore_bundles.recomputed_rewards import Rewards, recomputed_rewards
+from rlcore_bundles.replay import replay
+from rlcore_bundles.replay_command import replay_command
+from rlcore_bundles.replaying import Replayed, Start, plan_of, replayed
+from rlcore_bundles.storage import read_bundle
+
+Compared = tuple[Replayed, list[Replayed], Rewards]
+
+
+@pytest.fixture(scope="module")
+def again(recorded: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    """The step computed again, the same with changed weights, and its rewards."""
+    start = Start.of(recorded)
+    plan = plan_of(recorded, start, ())
+    moved = perturbed_start(start, tmp_path_factory.mktemp("moved"), "float32", 1)
+    others = [replayed(recorded, plan_of(recorded, moved, ()), moved, digests=False)]
+    return replayed(recorded, plan, start, digests=True), others, recomputed_rewards(recorded, plan)
+
+
+def test_a_step_with_the_optimizers_state_is_repeated_to_the_bit(recorded: Bundle, again: Compared) -> None:
+    own, others, rewards = again
+    rows = compare(recorded, own, others, rewards, whole=True)
+    verdicts = {row.quantity: row.verdict for row in rows}
+    generator = verdicts.pop("generator's log-probabilities")
+    assert generator in ("equal", "rounding")  # another engine than the trainer
+    assert set(verdicts.values()) == {"equal"}
+    assert {"reward", "minibatches", "advantages", "update 1: log-probabilities", "update 2: loss"} <= verdicts.keys()
+    assert verdicts["weights behind the step"] == "equal"
+
+
+def test_the_run_itself_is_the_same_with_and_without_bundles(
+    recipe_of: Callable[..., Any], finished: Path, tmp_path: Path
+) -> None:
+    plain = rlcore.train(recipe_of(tmp_path, logging={"bundles_every_n_steps": 0}), progress="silent")
+    assert not (plain.path / "bundles").exists()
+    before, after = rlcore.load(finished).metrics, plain.metrics
+    names = [name for name in before if not name.startswith(("time/", "tokens_per", "generated_tokens_per"))]
+    for name in names:
+        np.testing.assert_array_equal(before[name], after[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["trainer.name=megatron"], "rounding"),
+        (["model.dtype=bfloat16"], "rounding"),
+        (["training.max_tokens_per_microbatch=16"], "rounding"),
+    ],
+    ids=["another trainer", "another dtype", "other microbatches"],
+)
+def test_another_way_to_compute_the_step_differs_by_rounding_alone(
+    recorded: Bundle, overrides: list[str], expected: str
+) -> None:
+    without_state = evolve(recorded, weights="model")
+    found = replay(without_state, overrides)
+    assert first_difference(found.rows) is None, found.rows
+    assert expected in {row.verdict for row in found.rows}
+    skipped = [row for row in found.rows if row.quantity.startswith("update 2:")]
+    assert skipped
+    assert {row.verdict for row in skipped} == {"not compared"}
+
+
+def _samples(bundle: Bundle, **changes: Any) -> Bundle:
+    return evolve(bundle, sampled=evolve(bundle.sampled, **changes))
+
+
+def _generation(bundle: Bundle, change: Callable[[Any], Any]) -> Bundle:
+    batch = bundle.sampled.batch
+    columns = {**batch.token_columns, "generation_logprobs": change(batch.token_columns["generation_logprobs"])}
+    return _samples(bundle, batch=evolve(batch, token_columns=columns))
+
+
+def _update(bundle: Bundle, number: int, **changes: Any) -> Bundle:
+    updates = list(bundle.updates)
+    updates[number] = evolve(updates[number], **changes)
+    return evolve(bundle, updates=updates)
+
+
+def _trained(bundle: Bundle, name: str, change: Callable[[Any], Any]) -> Bundle:
+    columns = {**bundle.trained.token_columns, name: change(bundle.trained.token_columns[name])}
+    return evolve(bundle, trained=evolve(bundle.trained, token_columns=columns))
+
+
+def _one_more(column: Any, place: int | None = None) -> Any:
+    changed = column.copy()
+    changed[np.flatnonzero(changed)[0] if place is None else place] += 1e-3
+    return changed
+
+
+def _planted(bundle: Bundle) -> Iterator[tuple[str, Bundle, str]]:
+    """Yield the name of each fault, a bundle with it, and the quantity that it shows in first."""
+    first, second = bundle.updates
+    yield "a reward", _samples(bundle, rewards=bundle.sampled.rewards + np.float32(0.5)), "reward"
+    yield (
+        "the generator's temperature",
+        _generation(bundle, lambda one: one * np.float32(0.97)),
+        "generator's log-probabilities",
+    )
+    yield "a token of the generator", _generation(bundle, _one_more), "generator's log-probabilities"
+    yield "an advantage", _trained(bundle, "advantages", _one_more), "advantages"
+    yield "the scale of advantages", _trained(bundle, "advantages", lambda one: one * np.float32(1.01)), "advantages"
+    yield "a set of sequences", _update(bundle, 0, sequences=second.sequences), "minibatches"
+    yield "an update", evolve(bundle, updates=bundle.updates[:1]), "minibatches"
+    assert first.logprobs is not None
+    token = int(np.flatnonzero(bundle.trained.loss_mask & (first.logprobs != 0))[0])
+    yield "a log-probability", _update(bundle, 0, logprobs=_one_more(first.logprobs, token)), "update 1: log-probabilities"
+    yield "a loss", _update(bundle, 0, loss_value=first.loss_value + 1e-3), "update 1: loss"
+    yield "a gradient", _update(bundle, 1, grad_norm=second.grad_norm * 1.01), "update 2: gradient norm"
+    yield "a learning rate", _update(bundle, 1, learning_rate=second.learning_rate * 1.01), "update 2: learning rate"
+    name = next(iter(first.metrics))
+    yield "a metric", _update(bundle, 0, metrics={**first.metrics, name: first.metrics[name] + 0.1}), "update 1: metrics"
+    tensor = next(iter(bundle.digests_after))
+    yield "a tensor", evolve(bundle, digests_after={**bundle.digests_after, tensor: 1}), "weights behind the step"
+
+
+def test_the_first_quantity_with_a_fault_is_named(recorded: Bundle, again: Compared) -> None:
+    own, others, rewards = again
+    found = {}
+    for name, bundle, _ in _planted(recorded):
+        first = first_difference(compare(bundle, own, others, rewards, whole=True))
+        found[name] = None if first is None else first.quantity
+    assert found == {name: quantity for name, _, quantity in _planted(recorded)}
+    assert len(found) > 12
+
+
+def test_the_place_of_a_difference_is_named(recorded: Bundle, again: Compared) -> None:
+    own, others, rewards = again
+    batch = recorded.sampled.batch
+    token = int(np.flatnonzero(batch.loss_mask)[7])
+    sequence = int(np.searchsorted(batch.offsets, token, side="right")) - 1
+
+    def change(column: Any) -> Any:
+        changed = column.copy()
+        changed[token] -= 0.5
+        return changed
+
+    first = first_difference(compare(_generation(recorded, change), own, others, rewards, whole=True))
+    assert first is not None
+    assert first.difference == pytest.approx(0.5, abs=1e-5)
+    assert first.where.startswith(f"sample {sequence}, token {token - int(batch.offsets[sequence])}:")
+
+
+def test_the_command_names_the_first_difference_and_exits_with_1(recorded: Bundle, sums: Path) -> None:
+    before = (sums / "score.py").read_text()
+    (sums / "score.py").write_text(before.replace("==", "!="))
+    try:
+        ran = CliRunner().invoke(replay_command, [str(recorded.directory)])
+    finally:
+        (sums / "score.py").write_text(before)
+    assert ran.exit_code == 1, ran.output
+    assert "The first that differs is reward: sample 0: recorded" in ran.output
+    ran = CliRunner().invoke(replay_command, [str(recorded.directory), "--no-rewards"])
+    assert ran.exit_code == 0, ran.output
+    assert "Nothing differs by more than rounding" in ran.output
+
+
+def test_adapters_are_replayed(recipe_of: Callable[..., Any], tmp_path: Path) -> None:
+    run = rlcore.train(recipe_of(tmp_path, lora={"rank": 4, "alpha": 8.0}, refit={"adapters": "merged"}), progress="silent")
+    bundle = read_bundle(run.path / "bundles" / "step-000002")
+    assert first_difference(replay(bundle).rows) is None
+    found = replay(evolve(bundle, weights="model"), ["trainer.name=megatron"])
+    assert first_difference(found.rows) is None, found.rows
+
+
+def test_samples_of_older_weights_are_replayed(recipe_of: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "longer.py").write_text("def score(completion):\n    return float(len(completion))\n")
+    recipe = recipe_of(
+        tmp_path,
+        environment={"function": {"path": f"{tmp_path / 'longer.py'}:score"}},
+        **{"async": {"max_staleness": 1}},
+        rollout={"max_response_tokens": 24},
+        training={"prompts_per_step": 8},
+    )
+    run = rlcore.train(recipe, progress="silent")
+    bundle = read_bundle(run.path / "bundles" / "step-000002")
+    versions = bundle.sampled.batch.token_columns["weight_versions"]
+    assert (versions[versions >= 0] < bundle.weight_version).any()
+    rows = replay(bundle).rows
+    assert first_difference(rows) is None, rows
+    assert {row.verdict for row in rows if row.quantity.startswith("update 2:")} == {"equal"}
+
+
+def test_a_step_without_weights_needs_their_directory(recorded: Bundle) -> None:
+    bare = evolve(recorded, weights="none")
+    with pytest.raises(ConfigError) as error:
+        replay(bare)
+    assert "--weights" in str(error.value)
+    assert recorded.directory is not None
+    found = replay(bare, weights=recorded.directory / "model")
+    assert first_difference(found.rows) is None
+
+
+def test_a_model_that_does_not_fit_is_refused(recorded: Bundle, tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as error:
+        replay(evolve(recorded, weights="none"), weights=tmp_path)
+    assert f"{tmp_path}: found no config.json" in str(error.value)
