@@ -69,6 +69,19 @@ def raising_loss(inputs: LossInputs, config: None) -> LossOutput:
     raise ZeroDivisionError("no loss here")
 
 
+class WrongOnceLater:
+    """A loss that breaks its contract at its second microbatch, when the first one's gradient is held."""
+
+    def __init__(self, returned: object) -> None:
+        self.num_calls, self.returned = 0, returned
+
+
+def breaking_loss(inputs: LossInputs, config: WrongOnceLater) -> LossOutput:
+    config.num_calls += 1
+    loss = inputs.logprobs.sum()
+    return LossOutput(loss=loss) if config.num_calls == 1 else config.returned  # type: ignore[return-value]
+
+
 def make_batch(seed: int = 0, num_sequences: int = 6, max_length: int = 12) -> TokenBatch:
     """Random sequences of different lengths; one has no loss token at all."""
     rng = np.random.default_rng(seed)

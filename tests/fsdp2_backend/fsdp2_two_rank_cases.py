@@ -13,6 +13,7 @@ from fsdp2_support import (
     TEMPERATURE,
     WEIGHTED,
     Reference,
+    WrongOnceLater,
     assert_same,
     assert_stepped_alike,
     exported,
@@ -30,6 +31,7 @@ from rlcore.spi import (
     ContractError,
     LoadStateRequest,
     LogprobsRequest,
+    LossOutput,
     LossSpec,
     ModelSpec,
     NonFiniteError,
@@ -41,6 +43,7 @@ from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.gradients import accumulate
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.policy import make_policy
+from rlcore_torchkit.trainer.losses import DeferredErrors
 from rlcore_torchkit.trainer.microbatch import move
 
 WORLD_SIZE = 2
@@ -105,7 +108,7 @@ def add_gradient_cases(architecture: str, form: int, options: dict[str, Any]) ->
         reference.backward(batch)
         microbatches = [move(part, torch.device("cpu"), WEIGHTED.token_columns) for part in shares(batch, form, ranks.rank)]
         every = options.get("reduce_every_microbatch", False)
-        accumulate(model, microbatches, WEIGHTED, batch.counts(), TEMPERATURE, reduce_every_microbatch=every)
+        accumulate(model, microbatches, WEIGHTED, batch.counts(), TEMPERATURE, DeferredErrors(), reduce_every_microbatch=every)
         assert_same({name: p.grad.full_tensor() for name, p in model.named_parameters()}, reference.gradients())
         reference.optimizer.zero_grad()
         for version in range(2):
@@ -149,12 +152,40 @@ def bfloat16_layers_follow_float32_weights(ranks: Ranks) -> None:
 @case("fails-midway")
 def a_step_that_fails_midway_needs_a_new_trainer(ranks: Ranks) -> None:
     backend, batch = ranks.backend("fails-midway"), make_batch()
-    with pytest.raises(ZeroDivisionError):
-        backend.train_step(step_request([batch], batch.counts(), 0, LossSpec(path="fsdp2_support:raising_loss", config=None)))
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(ZeroDivisionError):
+        patched.setattr("rlcore_fsdp2.gradients.packed_logprobs", lambda *_, **__: 1 // 0)  # the model's pass, not the loss
+        backend.train_step(step_request([batch], batch.counts()))
     with pytest.raises(ContractError, match="build the trainer anew"):
         backend.train_step(step_request([batch], batch.counts()))
     backend.close(CloseRequest())
     assert not torch.distributed.is_initialized()
+
+
+WRONG: dict[str, tuple[type[Exception], Any]] = {
+    "raises": (ZeroDivisionError, "fsdp2_support:raising_loss"),
+    "returns-nothing": (ContractError, WrongOnceLater(None)),
+    "returns-a-vector": (ContractError, WrongOnceLater(LossOutput(loss=torch.zeros(2)))),
+    "returns-other-metrics": (ContractError, WrongOnceLater(LossOutput(loss=torch.zeros(()), sums={"more": torch.zeros(())}))),
+}
+
+
+def add_wrong_loss_case(name: str, expected: type[Exception], wrong: Any) -> None:
+    @case(f"wrong-loss/{name}")
+    def a_wrong_loss_leaves_no_gradient(ranks: Ranks) -> None:
+        path, config = (wrong, None) if isinstance(wrong, str) else ("fsdp2_support:breaking_loss", wrong)
+        backend, batch = ranks.backend(f"wrong-loss/{name}"), make_batch()
+        parts = shares(batch, 1, ranks.rank)
+        with pytest.raises(expected):
+            backend.train_step(step_request(parts, batch.counts(), 0, LossSpec(path=path, config=config)))
+        reference = Reference(ranks.models / "qwen3")
+        loss, norm = reference.step(batch)
+        result = backend.train_step(step_request(parts, batch.counts()))
+        assert (result.loss, result.grad_norm) == (pytest.approx(loss, abs=1e-5), pytest.approx(norm, rel=1e-4))
+        backend.close(CloseRequest())
+
+
+for wrong_name, (wrong_error, wrong_loss) in WRONG.items():
+    add_wrong_loss_case(wrong_name, wrong_error, wrong_loss)
 
 
 @case("logprobs")

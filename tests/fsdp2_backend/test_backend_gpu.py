@@ -30,6 +30,7 @@ from rlcore_fsdp2.policy import make_policy
 from rlcore_torchkit.architectures.registry import installed_model_types
 from rlcore_torchkit.distributed import process_group
 from rlcore_torchkit.testing.models import make_model
+from rlcore_torchkit.trainer.losses import DeferredErrors, total
 from rlcore_torchkit.trainer.microbatch import move
 
 ARCHITECTURES = installed_model_types()
@@ -61,7 +62,11 @@ def gradients(directory, dtype, **options):
         meshes = ParallelLayout().meshes("cuda") if dtype != "float32" else None
         model, _ = make_policy(ModelSpec(path=str(directory), dtype=dtype), make_config(**options), meshes, CUDA)
         microbatches = [move(part, CUDA, WEIGHTED.token_columns) for part in split(batch, GROUPS)]
-        totals = accumulate(model, microbatches, WEIGHTED, batch.counts(), TEMPERATURE, reduce_every_microbatch=False)
+        totals = total(
+            accumulate(
+                model, microbatches, WEIGHTED, batch.counts(), TEMPERATURE, DeferredErrors(), reduce_every_microbatch=False
+            )
+        )
         grads = {name: p.grad.full_tensor() if meshes else p.grad for name, p in model.named_parameters()}
         return totals.loss.item(), {name: grad.cpu() for name, grad in grads.items()}
     finally:

@@ -9,6 +9,7 @@ from fsdp2_support import TEMPERATURE, WEIGHTED, exported, make_batch, make_conf
 from rlcore.spi import ModelSpec
 from rlcore_fsdp2.gradients import accumulate
 from rlcore_fsdp2.policy import make_policy
+from rlcore_torchkit.trainer.losses import DeferredErrors, total
 from rlcore_torchkit.trainer.microbatch import move
 
 pytest.importorskip("torchao", reason="needs torchao, the extra fp8")
@@ -23,7 +24,9 @@ def gradients(directory, **options):
     model, _ = make_policy(ModelSpec(path=str(directory)), make_config(**options), None, CPU)
     batch = make_batch()
     microbatches = [move(batch, CPU, WEIGHTED.token_columns)]
-    totals = accumulate(model, microbatches, WEIGHTED, batch.counts(), TEMPERATURE, reduce_every_microbatch=False)
+    totals = total(
+        accumulate(model, microbatches, WEIGHTED, batch.counts(), TEMPERATURE, DeferredErrors(), reduce_every_microbatch=False)
+    )
     return model, totals.loss.item(), {name: p.grad for name, p in model.named_parameters()}
 
 

@@ -12,7 +12,7 @@ from rlcore_fsdp2.gradients import accumulate, non_finite_names, reduce
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.policy import make_policy
 from rlcore_torchkit.architectures.registry import installed_model_types
-from rlcore_torchkit.trainer.losses import Totals
+from rlcore_torchkit.trainer.losses import DeferredErrors, Totals, total
 from rlcore_torchkit.trainer.microbatch import move
 
 ARCHITECTURES = installed_model_types()
@@ -42,7 +42,11 @@ def test_loss_gradients_and_log_probabilities_equal_plain_torch(architecture, mo
     @given(groupings())
     def check_gradients(groups: list[list[int]]) -> None:
         microbatches = [move(part, CPU, WEIGHTED.token_columns) for part in split(batch, groups)]
-        totals = accumulate(model, microbatches, WEIGHTED, batch.counts(), TEMPERATURE, reduce_every_microbatch=False)
+        totals = total(
+            accumulate(
+                model, microbatches, WEIGHTED, batch.counts(), TEMPERATURE, DeferredErrors(), reduce_every_microbatch=False
+            )
+        )
         assert totals.loss.item() == pytest.approx(expected_loss, abs=1e-5)
         assert totals.sums["tokens"].item() == pytest.approx(1.0)
         assert totals.maxima["longest"].item() == batch.lengths.max()
@@ -57,7 +61,16 @@ def test_each_microbatchs_log_probabilities_are_those_that_its_loss_was_given(mo
     model, _ = make_policy(ModelSpec(path=str(directory)), make_config(), None, CPU)
     parts, found = split(batch, [[0, 1, 2], [3, 4, 5]]), []
     microbatches = [move(part, CPU, WEIGHTED.token_columns) for part in parts]
-    accumulate(model, microbatches, WEIGHTED, batch.counts(), TEMPERATURE, reduce_every_microbatch=False, logprobs=found)
+    accumulate(
+        model,
+        microbatches,
+        WEIGHTED,
+        batch.counts(),
+        TEMPERATURE,
+        DeferredErrors(),
+        reduce_every_microbatch=False,
+        logprobs=found,
+    )
     with torch.no_grad():
         expected = Reference(directory).logprobs(batch)[0]
     assert [len(one) for one in found] == [part.num_tokens for part in parts]

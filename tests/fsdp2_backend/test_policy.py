@@ -12,6 +12,7 @@ from rlcore_fsdp2.gradients import accumulate
 from rlcore_fsdp2.policy import make_adapted_policy, make_policy, make_reference, make_working_copy
 from rlcore_torchkit.head.logprobs import packed_logprobs
 from rlcore_torchkit.layers.attention import PackedSequences
+from rlcore_torchkit.trainer.losses import DeferredErrors
 from rlcore_torchkit.trainer.microbatch import move
 
 CPU = torch.device("cpu")
@@ -44,7 +45,9 @@ def test_activation_checkpointing_changes_no_gradient_and_recomputes(model_direc
         model, _ = make_policy(spec, make_config(activation_checkpointing=enabled), None, CPU)
         seen = []
         model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, seen=seen: seen.append(1))
-        accumulate(model, [batch], WEIGHTED, make_batch().counts(), TEMPERATURE, reduce_every_microbatch=False)
+        accumulate(
+            model, [batch], WEIGHTED, make_batch().counts(), TEMPERATURE, DeferredErrors(), reduce_every_microbatch=False
+        )
         gradients.append({name: p.grad for name, p in model.named_parameters()})
         calls.append(len(seen))
     assert calls == [1, 2]

@@ -13,7 +13,7 @@ from rlcore.spi import LogprobsRequest
 from rlcore_megatron.layouts.layout import ParallelLayout
 from rlcore_megatron.training.train import Passes, reduce_totals
 from rlcore_torchkit.testing.models import make_model
-from rlcore_torchkit.trainer.losses import Totals
+from rlcore_torchkit.trainer.losses import DeferredErrors, Totals, total
 from rlcore_torchkit.trainer.microbatch import move
 
 CPU = torch.device("cpu")
@@ -63,8 +63,7 @@ def test_loss_and_gradients_are_those_of_plain_torch(passes: Passes, directory: 
     expected_loss = reference.backward(batch)
     expected = reference.gradients()
     microbatches = [move(part, passes.device, WEIGHTED.token_columns) for part in split(batch, GROUPS)]
-    totals = passes.train(microbatches, WEIGHTED, batch.counts(), TEMPERATURE, logprobs)
-    assert totals is not None
+    totals = total(passes.train(microbatches, WEIGHTED, batch.counts(), TEMPERATURE, DeferredErrors(), logprobs))
     assert totals.loss.item() == pytest.approx(expected_loss, abs=1e-5)
     assert totals.sums["tokens"].item() == pytest.approx(1.0)
     assert [found.shape for found in logprobs] == [(1, one.packed.num_tokens) for one in microbatches]

@@ -36,7 +36,7 @@ from rlcore_torchkit.huggingface.models import dims_of
 from rlcore_torchkit.layers.routing_replay import check_routing
 from rlcore_torchkit.optimizer.settings import step_settings
 from rlcore_torchkit.refit.shard_sender import ShardSender
-from rlcore_torchkit.trainer.losses import Totals, no_losses
+from rlcore_torchkit.trainer.losses import DeferredErrors, Totals, no_losses, total
 from rlcore_torchkit.trainer.microbatch import Microbatch, move
 from rlcore_torchkit.trainer.step_stats import check_bounds, check_finite, check_state
 from rlcore_torchkit.trainer.trainer_hooks import requested_model, save_state
@@ -332,13 +332,15 @@ class Fsdp2Backend:
     def _accumulate(self, request: spi.TrainStepRequest | spi.ForwardBackwardRequest, logprobs: list[Tensor]) -> Totals:
         microbatches = [move(batch, self.device, request.loss.token_columns) for batch in request.microbatches]
         self._replay.begin()
+        errors = DeferredErrors()
         try:
-            return accumulate(
+            outputs = accumulate(
                 self._computing,
                 microbatches,
                 request.loss,
                 request.counts,
                 request.temperature,
+                errors,
                 reduce_every_microbatch=self._reduces_every_microbatch,
                 prepare=partial(self._prepare, request.weight_version),
                 logprobs=logprobs if request.logprobs else None,
@@ -349,6 +351,8 @@ class Fsdp2Backend:
         finally:
             if self.adapters is not None:
                 self.adapters.train_off()
+        errors.raise_first()
+        return total(outputs)
 
     def _prepare(self, version: int, index: int, microbatch: Microbatch) -> None:
         """Before a microbatch of a step: where its tokens go, and what adapters drop of them. Ranks that have the same tokens

@@ -15,7 +15,7 @@ from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.optimizer import local_norms, squared_norm
 from rlcore_torchkit.head.logprobs import packed_logprobs
 from rlcore_torchkit.head.values import has_value_head, packed_values
-from rlcore_torchkit.trainer.losses import Totals, evaluate, total
+from rlcore_torchkit.trainer.losses import DeferredErrors, Totals
 from rlcore_torchkit.trainer.microbatch import Microbatch
 from rlcore_torchkit.trainer.step_stats import StepStats
 
@@ -26,13 +26,15 @@ def accumulate(
     loss: LossSpec,
     counts: GlobalCounts,
     temperature: float,
+    errors: DeferredErrors,
     *,
     reduce_every_microbatch: bool,
     prepare: Callable[[int, Microbatch], None] | None = None,
     logprobs: list[Tensor] | None = None,
-) -> Totals:
+) -> list[LossOutput]:
     """Add the gradients of the microbatches' losses to the parameters' `.grad`, summed over ranks; and to `logprobs` the
-    log-probabilities [T] of each microbatch. `prepare` is told of each, with its number, before it runs.
+    log-probabilities [T] of each microbatch. `prepare` is told of each, with its number, before it runs. `errors` gets those of
+    the loss.
 
     `model` went through `patch_head` and, unless it is whole on its only rank, through `shard`.
     """
@@ -42,11 +44,11 @@ def accumulate(
             prepare(index, microbatch)
         if isinstance(model, FSDPModule):
             set_last(model, reduce_every_microbatch or index == len(microbatches) - 1)
-        output, found = _backward(model, microbatch, loss, counts, temperature)
+        output, found = _backward(model, microbatch, loss, counts, temperature, errors)
         outputs.append(output)
         if logprobs is not None:
             logprobs.append(found)
-    return total(outputs)
+    return outputs
 
 
 def reduce(totals: Totals, gradients: Sequence[Tensor], layout: ParallelLayout) -> StepStats:
@@ -86,11 +88,11 @@ def set_last(model: FSDPModule, is_last: bool) -> None:
 
 
 def _backward(
-    model: nn.Module, batch: Microbatch, loss: LossSpec, counts: GlobalCounts, temperature: float
+    model: nn.Module, batch: Microbatch, loss: LossSpec, counts: GlobalCounts, temperature: float, errors: DeferredErrors
 ) -> tuple[LossOutput, Tensor]:
     if has_value_head(model):
         values = packed_values(model, batch.tokens, batch.packed)
-        logprobs, output = values, evaluate(loss, batch, torch.zeros_like(values), None, counts, values)
+        logprobs, output = values, errors.evaluate(loss, batch, torch.zeros_like(values), None, counts, values)
     else:
         logprobs, entropy = packed_logprobs(
             model,
@@ -101,7 +103,7 @@ def _backward(
             kept=batch.kept,
             images=batch.images,
         )
-        output = evaluate(loss, batch, logprobs, entropy, counts)
+        output = errors.evaluate(loss, batch, logprobs, entropy, counts)
     output.loss.backward()
     return LossOutput(loss=output.loss.detach(), sums=output.sums, maxima=output.maxima), logprobs.detach()
 

@@ -50,7 +50,7 @@ from rlcore_torchkit.huggingface.hf_directory import BUCKET_BYTES
 from rlcore_torchkit.layers.routing_replay import check_routing
 from rlcore_torchkit.optimizer.settings import NO_OVERRIDES, StepOverrides
 from rlcore_torchkit.refit.shard_sender import ShardSender
-from rlcore_torchkit.trainer.losses import Totals
+from rlcore_torchkit.trainer.losses import DeferredErrors, Totals, total
 from rlcore_torchkit.trainer.microbatch import Microbatch, move
 from rlcore_torchkit.trainer.step_stats import StepStats, check_bounds, check_finite, check_state
 from rlcore_torchkit.trainer.trainer_hooks import requested_model, save_state
@@ -340,15 +340,20 @@ class MegatronBackend:
         microbatches = [move(batch, self._device, request.loss.token_columns) for batch in request.microbatches]
         if self._config.mtp:  # whose head reads the embedding apart from the layer that would wait for it
             self._gather_parameters()
+        errors = DeferredErrors()
         try:
             kept = logprobs if request.logprobs else None
             prepare = partial(self._drop_inputs, request.weight_version)
-            return self._passes.train(microbatches, request.loss, request.counts, request.temperature, kept, prepare)
+            outputs = self._passes.train(microbatches, request.loss, request.counts, request.temperature, errors, kept, prepare)
+            if self._parallel.pipeline > 1:  # whose other stages know no loss
+                errors.raise_first()
         except BaseException:
             self._failed_midway = self._parallel.world_size > 1  # the other ranks wait in a collective of this one
             raise
         finally:
             self._drop_nothing()
+        errors.raise_first()
+        return total(outputs) if outputs else None
 
     def _drop_inputs(self, version: int, model: Any, index: int, microbatch: Microbatch) -> None:
         """Before a microbatch of a step: what adapters drop of it. Ranks that have the same tokens drop the same."""

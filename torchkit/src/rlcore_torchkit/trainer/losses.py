@@ -6,7 +6,7 @@ from functools import cache
 from typing import NoReturn, Protocol
 
 import torch
-from attrs import evolve, frozen
+from attrs import define, evolve, frozen
 from torch import Tensor
 
 from rlcore.spi.batch import GENERATION_LOGPROBS, GlobalCounts
@@ -85,6 +85,39 @@ def evaluate(
         return output
     found = mismatch(logprobs, batch.token_columns[GENERATION_LOGPROBS], MaskedMean(batch.loss_mask, counts))
     return evolve(output, sums={**output.sums, **found})
+
+
+@define(eq=False)
+class DeferredErrors:
+    """Evaluates the losses of a step, whose errors wait for its end.
+
+    A loss that raises counts as 0, and the passes go on: each rank takes part in every collective, and no gradient is left
+    half reduced.
+    """
+
+    first: Exception | None = None
+    """The error of the first loss that raised."""
+
+    def evaluate(
+        self,
+        loss: LossSpec,
+        batch: Microbatch,
+        logprobs: Tensor,
+        entropy: Tensor | None,
+        counts: GlobalCounts,
+        values: Tensor | None = None,
+    ) -> LossOutput:
+        """Return `evaluate`'s result."""
+        try:
+            return evaluate(loss, batch, logprobs, entropy, counts, values)
+        except Exception as error:
+            self.first = self.first or error
+            return LossOutput(loss=((logprobs if values is None else values) * 0.0).sum())
+
+    def raise_first(self) -> None:
+        """Raise the first error, if there is one."""
+        if self.first is not None:
+            raise self.first
 
 
 def _given(inputs: LossInputs) -> str:

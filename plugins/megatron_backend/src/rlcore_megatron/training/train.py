@@ -24,7 +24,7 @@ from rlcore_megatron.modules.packing import ForwardOptions, PackedBatch, empty_l
 from rlcore_megatron.modules.routing_replay import replay_of
 from rlcore_megatron.modules.token_dispatch import forget_tokens
 from rlcore_torchkit.layers.routing_replay import RoutingReplay
-from rlcore_torchkit.trainer.losses import Totals, evaluate, total
+from rlcore_torchkit.trainer.losses import DeferredErrors, Totals
 from rlcore_torchkit.trainer.microbatch import Microbatch, move
 
 MTP_LOSS = "mtp_loss"
@@ -58,12 +58,13 @@ class Passes:
         loss: LossSpec,
         counts: GlobalCounts,
         temperature: float,
+        errors: DeferredErrors,
         logprobs: list[Tensor] | None = None,
         prepare: Callable[[Any, int, Microbatch], None] | None = None,
-    ) -> Totals | None:
-        """Add up the gradients of the microbatches' losses, over all ranks too; the sums of this data-parallel rank's losses on
-        the last stage, None before it. There each microbatch's log-probabilities [1, T] are added to `logprobs`. `prepare` is
-        told of each microbatch, with its number, before one of the models runs it."""
+    ) -> list[LossOutput]:
+        """Add up the gradients of the microbatches' losses, over all ranks too; return this data-parallel rank's losses on the
+        last stage, nothing before it. There each microbatch's log-probabilities [1, T] are added to `logprobs`, and the loss's
+        errors to `errors`. `prepare` is told of each microbatch, with its number, before one of the models runs it."""
         mtp = self.mtp_loss_weight
         wanted = ForwardOptions(temperature=temperature, entropy=loss.entropy, ahead=mtp is not None)
         outputs: list[LossOutput] = []
@@ -74,9 +75,9 @@ class Passes:
             if is_filler:
                 return result.sum() * 0.0, _no_tokens(), None
             if self.head == "value":
-                output = evaluate(loss, batch, torch.zeros_like(result[0]), None, counts, result[0])
+                output = errors.evaluate(loss, batch, torch.zeros_like(result[0]), None, counts, result[0])
             else:
-                output = evaluate(loss, batch, result[0], None if loss.entropy == "none" else result[1], counts)
+                output = errors.evaluate(loss, batch, result[0], None if loss.entropy == "none" else result[1], counts)
             if logprobs is not None:
                 logprobs.append(result[:1].detach())
             outputs.append(evolve(output, loss=output.loss.detach()))
@@ -88,7 +89,7 @@ class Passes:
 
         with nullcontext() if mtp is None else lent_embedding(unwrapped(self.models), self.layout, self.groups):
             self._run(microbatches, wanted, reduce, forward_only=False, prepare=prepare)
-        return total(outputs) if outputs else None
+        return outputs
 
     def router_metrics(self, microbatches: Sequence[TokenBatch]) -> dict[str, float]:
         """The routers' metrics of the microbatches that `train` has run, on every rank."""
