@@ -89,7 +89,7 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
             numbers = [number for _, number in own]
             # Objects of Ray's store come as arguments of their own: Ray looks for them no deeper.
             stored = [one for one, _ in own]
-            given.append((self.model, requests, self.max_tokens_per_microbatch, rank in leaders, numbers, *stored))
+            given.append((self.model, requests, rank in leaders, numbers, *stored))
         results: list[dict[str, spi.ForwardBackwardResult]] = self.calls.together(hook, given)
         found = {}
         for name, (request, minibatch) in pieces.items():
