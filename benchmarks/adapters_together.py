@@ -88,7 +88,7 @@ def seconds_of(call: Callable[[], object], device: torch.device) -> float:
 
 
 def begin_all(trainer: Fsdp2Backend, names: list[str], pieces: dict[str, ForwardBackwardRequest], device: torch.device) -> int:
-    """Begin the adapters and make a step of each. Return the bytes that each beyond the second takes."""
+    """Begin the adapters and make a step of each. Return the bytes that each beyond the second takes, the median."""
     held = []
     for seed, name in enumerate(names):
         trainer.use_adapter(UseAdapterRequest(name=name, seed=seed))
@@ -96,7 +96,7 @@ def begin_all(trainer: Fsdp2Backend, names: list[str], pieces: dict[str, Forward
         trainer.optim_step(OptimStepRequest(pieces=1, weight_version=0))
         trainer.forward_backward(piece_of(pieces[name].microbatches[0], 1))
         held.append(used_bytes(device))
-    return round((held[-1] - held[1]) / (len(held) - 2)) if len(held) > 2 else 0
+    return round(statistics.median(np.diff(held[1:]))) if len(held) > 2 else 0
 
 
 def main() -> None:

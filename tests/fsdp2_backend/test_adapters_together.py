@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from itertools import count
 
+import numpy as np
 import pytest
 from attrs import evolve
 from fsdp2_lora_cases import DROPOUT
@@ -97,6 +98,19 @@ def test_together_equals_by_turns(kind, backends, tmp_path, game):
             saved(one, name, directory / f"{number}-{what}") for one, what in ((shared, "together"), (alone, "by turns"))
         )
         assert_same_tensors(found, expected, TOLERANCE)
+
+
+def test_adapters_share_no_beginnings(backends):
+    """All sequences of all adapters begin alike, which one adapter computes once."""
+    shared, alone = backends("bias")
+    piece = random_piece(3, num_microbatches=2)
+    alike = tuple(
+        evolve(one, tokens=np.concatenate([np.arange(length, dtype=np.int32) for length in one.lengths]))
+        for one in piece.microbatches
+    )
+    pieces = dict.fromkeys(NAMES, evolve(piece, microbatches=alike))
+    rounds, seeds = [Round(pieces=pieces, updates=NAMES)] * 2, {name: seed for seed, name in enumerate(NAMES)}
+    assert_close(play(shared, rounds, seeds, together=True), play(alone, rounds, seeds, together=False))
 
 
 NAN = LossSpec(path="fsdp2_support:nan_loss", config=-1e9, token_columns=("advantages",))

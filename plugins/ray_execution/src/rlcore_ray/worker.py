@@ -54,7 +54,7 @@ from rlcore_ray.orphan_processes import mark_children
 from rlcore_ray.step_data_cache import CachedColumn, StepDataCache
 from rlcore_ray.worker_stream import Collected, NumberedRequest, WorkerStream
 
-RequestT = TypeVar("RequestT", spi.TrainStepRequest, spi.ForwardBackwardRequest)
+RequestT = TypeVar("RequestT", bound=GradientsRequest)
 
 
 class Worker:

@@ -22,7 +22,7 @@ TokensRequest: TypeAlias = spi.LogprobsRequest | spi.ValuesRequest
 
 
 GradientsRequest: TypeAlias = spi.TrainStepRequest | spi.ForwardBackwardRequest
-RequestT = TypeVar("RequestT", spi.TrainStepRequest, spi.ForwardBackwardRequest)
+RequestT = TypeVar("RequestT", bound=spi.TrainStepRequest | spi.ForwardBackwardRequest)
 GradientsResult: TypeAlias = spi.TrainStepResult | spi.ForwardBackwardResult
 
 
