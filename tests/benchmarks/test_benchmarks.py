@@ -12,6 +12,7 @@ from rlcore.gpu import detect_device
 from .conftest import BENCHMARKS, Script  # type: ignore[import-not-found]
 
 TRIED = {
+    "adapters_together.py",
     "balancing.py",
     "cpu_step.py",
     "driver_overhead.py",
@@ -58,6 +59,12 @@ def test_balancing(script: Script) -> None:
 def test_driver_overhead(script: Script, num_turns: int) -> None:
     figures = rows(script("driver_overhead.py", "--quick", "--turns", num_turns), "64 ")["64 "]
     assert all(float(figure) > 0 for figure in figures[:3])
+
+
+@pytest.mark.wide
+def test_adapters_together(script: Script) -> None:
+    found = rows(script("adapters_together.py", "--quick"), "together", "by turns", "one adapter", "further adapter")
+    assert all(float(figure.replace(",", "")) > 0 for name in ("together", "by turns", "one adapter") for figure in found[name])
 
 
 @pytest.mark.wide

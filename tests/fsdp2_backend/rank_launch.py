@@ -94,6 +94,7 @@ PRELOADED += [
     "fsdp2_lora_cases",
     "fsdp2_optimizer_cases",
     "fsdp2_replay_cases",
+    "fsdp2_together_cases",
     "fsdp2_two_rank_cases",
     "fsdp2_value_cases",
     "rlcore_megatron",

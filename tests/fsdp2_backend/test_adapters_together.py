@@ -4,13 +4,16 @@ from collections.abc import Callable
 from functools import cache
 from itertools import count
 
+import numpy as np
 import pytest
 from attrs import evolve
 from fsdp2_lora_cases import DROPOUT
 from fsdp2_support import ALPHABET, WEIGHTED, make_config
+from fsdp2_together_cases import CALM, LAYOUTS, results_file, run_all
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lora_support import OPTIMIZER, SPEC, lora_context
+from lora_support import SPEC, lora_context
+from rank_launch import launch_rows
 from together_support import (
     LIKELIHOOD,
     TOLERANCE,
@@ -32,17 +35,15 @@ from rlcore_torchkit.testing.models import make_model
 
 NAMES = ("", "a", "b", "c")
 KINDS = {
-    "plain": ("qwen3", {}, {}),
-    "bias": ("qwen2", {}, {}),
-    "experts": ("qwen3_moe", {}, {}),
-    "dropout": ("qwen3", {}, {"dropout": DROPOUT}),
-    "checkpointing": ("qwen3", {"activation_checkpointing": True}, {"dropout": DROPOUT}),
+    "plain": ("qwen3", {}, {}, 40),
+    "bias": ("qwen2", {}, {}, None),
+    "experts": ("qwen3_moe", {}, {}, 40),
+    "dropout": ("qwen3", {}, {"dropout": DROPOUT}, None),
+    "checkpointing": ("qwen3", {"activation_checkpointing": True}, {"dropout": DROPOUT}, 40),
 }
-"""Family, the trainer's options and those of [lora]."""
+"""Family, the trainer's options, those of [lora], and most tokens of a pass."""
 FEW = settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 NUMBERS = count()
-CALM = evolve(OPTIMIZER, eps=1e-2)
-"""An optimizer by which the rounding of a gradient next to nothing stays that small in weights."""
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +53,11 @@ def backends(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
 
     @cache
     def made(kind: str) -> tuple[Fsdp2Backend, Fsdp2Backend]:
-        family, options, lora = KINDS[kind]
+        family, options, lora, bound = KINDS[kind]
         if not (root / "models" / family).is_dir():
             make_model(root / "models" / family, family, tied=family != "qwen3_moe", num_layers=2, alphabet=ALPHABET)
         context = lora_context(root / "models" / family, evolve(SPEC, **lora), optimizer=CALM)
+        context = evolve(context, max_microbatch_tokens=bound)
         return Fsdp2Backend(context, make_config(**options)), Fsdp2Backend(context, make_config(**options))
 
     return made
@@ -78,7 +80,7 @@ def games(draw: st.DrawFn) -> tuple[dict[str, int], list[Round]]:
             )
             pieces[name] = evolve(piece, temperature=draw(st.sampled_from([1.0, 1.3])))
         updates = draw(st.lists(st.sampled_from(names), unique=True))
-        rounds.append(Round(pieces=pieces, max_tokens=draw(st.sampled_from([1, 40, 4096])), updates=tuple(updates)))
+        rounds.append(Round(pieces=pieces, updates=tuple(updates)))
     rounds.append(evolve(rounds[-1], updates=names))
     return {name: draw(st.integers(0, 100)) for name in names}, rounds
 
@@ -98,6 +100,19 @@ def test_together_equals_by_turns(kind, backends, tmp_path, game):
         assert_same_tensors(found, expected, TOLERANCE)
 
 
+def test_adapters_share_no_beginnings(backends):
+    """All sequences of all adapters begin alike, which one adapter computes once."""
+    shared, alone = backends("bias")
+    piece = random_piece(3, num_microbatches=2)
+    alike = tuple(
+        evolve(one, tokens=np.concatenate([np.arange(length, dtype=np.int32) for length in one.lengths]))
+        for one in piece.microbatches
+    )
+    pieces = dict.fromkeys(NAMES, evolve(piece, microbatches=alike))
+    rounds, seeds = [Round(pieces=pieces, updates=NAMES)] * 2, {name: seed for seed, name in enumerate(NAMES)}
+    assert_close(play(shared, rounds, seeds, together=True), play(alone, rounds, seeds, together=False))
+
+
 NAN = LossSpec(path="fsdp2_support:nan_loss", config=-1e9, token_columns=("advantages",))
 RAISING = LossSpec(path="fsdp2_support:raising_loss", config=None, token_columns=())
 
@@ -111,15 +126,15 @@ def test_failure_leaves_the_gradients_of_all(loss, error, backends):
     for backend in (shared, alone):
         for seed, name in enumerate(first):
             backend.use_adapter(UseAdapterRequest(name=name, seed=seed))
-        in_one_call(backend, first, 4096)
+        in_one_call(backend, first)
     before = {name: gradients(shared, name) for name in first}
     shared.use_adapter(UseAdapterRequest(name="a"))
     with pytest.raises(error):
-        in_one_call(shared, second | {"b": evolve(second["b"], loss=loss)}, 4096)
+        in_one_call(shared, second | {"b": evolve(second["b"], loss=loss)})
     for name, held in before.items():
         assert_same_tensors(gradients(shared, name), held, 0.0)
-    by_turns(shared, second, 0)
-    by_turns(alone, second, 0)
+    by_turns(shared, second)
+    by_turns(alone, second)
     for name in first:
         assert_same_tensors(gradients(shared, name), gradients(alone, name), 0.0)
 
@@ -129,7 +144,7 @@ def test_adapter_in_use_stays_in_use(backends):
     for seed, name in enumerate(NAMES[:2]):
         shared.use_adapter(UseAdapterRequest(name=name, seed=seed))
     weights = {name: parameter.detach().clone() for name, parameter in shared.policy.named_parameters()}
-    in_one_call(shared, {"": random_piece(0, num_microbatches=1)}, 4096)
+    in_one_call(shared, {"": random_piece(0, num_microbatches=1)})
     now = dict(shared.policy.named_parameters())
     assert all((now[name] == tensor).all() for name, tensor in weights.items())
     assert all(parameter.grad is None for parameter in now.values())
@@ -139,14 +154,14 @@ def test_wrong_version_is_refused(backends):
     shared, _ = backends("plain")
     shared.use_adapter(UseAdapterRequest(name="a", seed=0))
     with pytest.raises(ContractError, match="weight_version 3"):
-        in_one_call(shared, {"a": evolve(random_piece(0, num_microbatches=1), weight_version=3)}, 4096)
+        in_one_call(shared, {"a": evolve(random_piece(0, num_microbatches=1), weight_version=3)})
 
 
 def test_trainer_of_whole_weights_has_no_adapters(tmp_path):
     make_model(tmp_path, "qwen3", tied=True, num_layers=1, alphabet=ALPHABET)
     whole = Fsdp2Backend(evolve(lora_context(tmp_path), lora=None), make_config())
     with pytest.raises(ContractError, match="whole weights"):
-        in_one_call(whole, {"": random_piece(0, num_microbatches=1)}, 4096)
+        in_one_call(whole, {"": random_piece(0, num_microbatches=1)})
 
 
 def test_passes_are_filled_in_order():
@@ -161,3 +176,19 @@ def test_passes_are_filled_in_order():
         [("hot", 0)],
         [("plain", 0), ("plain", 1)],
     ]
+    assert len(planned(pieces, sizes, None)) == 3
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """What went wrong in each layout of two ranks, on each of them."""
+    root = tmp_path_factory.mktemp("ranks")
+    for family in ("qwen3", "qwen3_moe"):
+        make_model(root / "models" / family, family, tied=family == "qwen3", num_layers=2, alphabet=ALPHABET)
+    return launch_rows(run_all, (2, root), [results_file(root, 2, rank) for rank in range(2)])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[2])
+def test_ranks_together_equal_ranks_by_turns(layout, ranks):
+    found = [result[layout] for result in ranks if result[layout]]
+    assert not found, "\n".join(found)

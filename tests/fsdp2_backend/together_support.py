@@ -41,7 +41,6 @@ class Round:
     """A piece of some adapters, and the updates behind it."""
 
     pieces: Mapping[str, ForwardBackwardRequest]
-    max_tokens: int
     updates: tuple[str, ...] = ()
 
 
@@ -62,7 +61,7 @@ def play(backend: Any, rounds: Sequence[Round], seeds: Mapping[str, int], *, tog
     for one in rounds:
         asked = {name: evolve(piece, piece=pieces[name], weight_version=versions[name]) for name, piece in one.pieces.items()}
         answer = in_one_call if together else by_turns
-        figures.results.append(answer(backend, asked, one.max_tokens))
+        figures.results.append(answer(backend, asked))
         for name in asked:
             pieces[name] += 1
         figures.gradients.append({name: gradients(backend, name) for name in seeds})
@@ -75,18 +74,11 @@ def play(backend: Any, rounds: Sequence[Round], seeds: Mapping[str, int], *, tog
     return figures
 
 
-def in_one_call(
-    backend: Any, pieces: Mapping[str, ForwardBackwardRequest], max_tokens: int
-) -> dict[str, ForwardBackwardResult]:
-    request = ForwardBackwardTogetherRequest(pieces=pieces, max_tokens=max_tokens)
-    return dict(backend.forward_backward_together(request).pieces)
+def in_one_call(backend: Any, pieces: Mapping[str, ForwardBackwardRequest]) -> dict[str, ForwardBackwardResult]:
+    return dict(backend.forward_backward_together(ForwardBackwardTogetherRequest(pieces=pieces)).pieces)
 
 
-def by_turns(
-    backend: Any,
-    pieces: Mapping[str, ForwardBackwardRequest],
-    max_tokens: int,
-) -> dict[str, ForwardBackwardResult]:
+def by_turns(backend: Any, pieces: Mapping[str, ForwardBackwardRequest]) -> dict[str, ForwardBackwardResult]:
     found = {}
     for name, piece in pieces.items():
         backend.use_adapter(UseAdapterRequest(name=name))

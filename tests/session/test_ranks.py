@@ -70,9 +70,15 @@ def adapter_figures(recipe):
         session.forward_backward(DATA)
         norms += [session.optim_step(**settings).grad_norm]
         assert session.weight_version == 2
+        session.use_adapter("three", seed=3)
+        together = session.forward_backward_together({"three": {"data": DATA[1:]}, "two": {"data": DATA}})
+        norms += [session.optim_step(**settings).grad_norm, *(one.loss for one in together.values())]
+        session.use_adapter("two")
+        norms += [session.optim_step(**settings).grad_norm]
+        session.use_adapter("one")
         tokens = [one.tokens for one in DATA]
         own = np.concatenate(session.logprobs(tokens))
-        assert session.use_adapter("two", drops=["one"]) == 1
+        assert session.use_adapter("two", drops=["one"]) == 2
         return {"norms": norms, "one": own, "two": np.concatenate(session.logprobs(tokens))}
 
 

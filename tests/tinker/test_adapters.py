@@ -57,6 +57,25 @@ def test_clients_beside_each_other_train_as_alone(service: Any, server: Address,
     other.close("success").result()
 
 
+def test_clients_at_once_train_as_alone(service: Any, server: Address, datum: Make) -> None:
+    """Requests of several models that wait for the trainer are computed together, up to rounding."""
+    alone = {}
+    for seed in TOKENS:
+        training = begun(service, server, seed)
+        for request in pieces(training, seed, datum):
+            request()
+        alone[seed] = figures(training)
+    models = {seed: begun(service, server, seed) for seed in TOKENS}
+    for _ in range(2):
+        for tokens in (TOKENS, OTHERS):
+            sent = [model.forward_backward([datum(tokens[seed])], "cross_entropy") for seed, model in models.items()]
+            assert all(one.result().metrics["loss:sum"] > 0 for one in sent)
+        for sent in [model.optim_step(STEP) for model in models.values()]:
+            sent.result()
+    for seed, model in models.items():
+        np.testing.assert_allclose(figures(model), alone[seed], rtol=0, atol=1e-4)
+
+
 def test_client_that_ends_takes_its_gradients_along(service: Any, server: Address, datum: Make) -> None:
     training = begun(service, server, 1)
     training.forward_backward([datum(TOKENS[1])], "cross_entropy").result()

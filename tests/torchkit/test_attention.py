@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from rlcore.spi import ContractError
 from rlcore_torchkit.head import logprobs
 from rlcore_torchkit.head.logprobs import common_beginnings, packed_forward, shared_forward
-from rlcore_torchkit.layers.attention import PackedSequences
+from rlcore_torchkit.layers.attention import PackedSequences, SharedSequences
 from rlcore_torchkit.layers.packed_attention import PACKED_ATTENTION, packed_attention, register_packed_attention
 
 from .largest_tensor import LargestTensor
@@ -272,6 +272,25 @@ def test_there_is_one_row_for_each_beginning(sequences: list[list[int]]) -> None
     assert len(first) == len(set(beginnings)) == rows.max() + 1
     assert [beginnings[token] for token in first[rows]] == beginnings
     assert rows[first].tolist() == list(range(len(first)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    groups=st.lists(
+        st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=5), min_size=1, max_size=4), min_size=1, max_size=4
+    )
+)
+def test_owners_share_no_beginnings(groups: list[list[list[int]]]) -> None:
+    """Each owner has rows of its own, one after another, as if it were alone."""
+    lengths, owners = [len(one) for group in groups for one in group], np.repeat(np.arange(len(groups)), [*map(len, groups)])
+    tokens = np.concatenate([np.array(one, np.int32) for group in groups for one in group])
+    packed = PackedSequences.from_offsets(np.cumsum([0, *lengths]).astype(np.int64), "cpu", owners)
+    assert packed.rows_of_owners == [sum(map(len, group)) for group in groups]
+    first, rows = (torch.from_numpy(found) for found in common_beginnings(tokens, packed.offsets, packed.owners))
+    beginnings = [len({tuple(one[: end + 1]) for one in group for end in range(len(one))}) for group in groups]
+    assert SharedSequences.of(packed, first, rows).rows_of_owners == beginnings
+    owner_of_row = np.repeat(np.arange(len(groups)), beginnings)
+    np.testing.assert_array_equal(owner_of_row[rows.numpy()], np.repeat(owners, lengths))
 
 
 def computed_tokens(monkeypatch: pytest.MonkeyPatch, model: Any, tokens: torch.Tensor, offsets: np.ndarray) -> list[int]:

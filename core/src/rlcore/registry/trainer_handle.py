@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any, ClassVar
 
-from rlcore.registry.checks import check_int, check_record, checked_export, require_loss
+from rlcore.registry.checks import check_record, checked_export, require_loss
 from rlcore.registry.discovery import Entry
 from rlcore.registry.handle import BackendHandle
 from rlcore.registry.hooks import CallRecord
@@ -127,7 +127,6 @@ class TrainerHandle(BackendHandle):
         hook, used = "forward_backward_together", self._adapter
         self._require_legal(hook, request, ForwardBackwardTogetherRequest)
         self._require_capabilities(hook, {capabilities.MANY_ADAPTERS: True})
-        check_int(f"{hook}: max_tokens", request.max_tokens, at_least=1)
         self._parked[used] = self._state.weight_version, self._pieces
         if not request.pieces or not request.pieces.keys() <= self._parked.keys():
             found, expected = ", ".join(map(repr, request.pieces)), ", ".join(map(repr, self._parked))

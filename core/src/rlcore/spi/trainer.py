@@ -191,9 +191,8 @@ class ForwardBackwardTogetherRequest:
     by turns; the adapter in use stays in use."""
 
     pieces: Mapping[str, ForwardBackwardRequest]
-    """Each adapter's own piece, by the adapter's name; at least one. Versions and piece numbers are those of the adapter."""
-    max_tokens: int
-    """Most tokens that the trainer computes at once, where no microbatch is larger."""
+    """Each adapter's own piece, by the adapter's name; at least one. Versions and piece numbers are those of the adapter. A
+    trainer computes at most TrainerContext.max_microbatch_tokens at once, where no microbatch is larger."""
 
 
 @frozen(kw_only=True)

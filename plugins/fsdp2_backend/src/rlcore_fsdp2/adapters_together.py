@@ -58,16 +58,17 @@ def goes_by_turns(piece: ForwardBackwardRequest) -> bool:
 
 
 def planned(
-    pieces: Mapping[str, ForwardBackwardRequest], num_tokens: Mapping[Place, int], max_tokens: int
+    pieces: Mapping[str, ForwardBackwardRequest], num_tokens: Mapping[Place, int], max_tokens: int | None
 ) -> list[list[Place]]:
-    """Divide the microbatches among passes of at most `max_tokens` tokens, one that is larger by itself: each into the first
+    """Divide the microbatches among passes of at most `max_tokens` tokens, of any number where it is None, and one that is
+    larger by itself: each into the first
     pass with room for it, whose log-probabilities are of its temperature and come with entropies or without as its own."""
     passes: list[tuple[object, int, list[Place]]] = []
     for place, size in num_tokens.items():
         piece = pieces[place[0]]
         kind = piece.temperature, piece.loss.entropy
         for number, (other, held, places) in enumerate(passes):
-            if other == kind and held + size <= max_tokens:
+            if other == kind and (max_tokens is None or held + size <= max_tokens):
                 passes[number] = kind, held + size, [*places, place]
                 break
         else:
@@ -124,7 +125,7 @@ class AdaptersTogether:
     def _leaf(self, parameter: Tensor, weights: Tensor) -> Tensor:
         return whole(_like(parameter, weights), torch.float32, self.device).detach().requires_grad_()
 
-    def run(self, max_tokens: int) -> tuple[dict[str, ForwardBackwardResult], dict[str, ParkedAdapter]]:
+    def run(self, max_tokens: int | None) -> tuple[dict[str, ForwardBackwardResult], dict[str, ParkedAdapter]]:
         """Make the passes. Return the figures of the pieces, and the adapters with the pieces' gradients added. NonFiniteError
         where a figure of one is NaN or infinite."""
         batches = {(name, number): one for name, piece in self.pieces.items() for number, one in enumerate(piece.microbatches)}

@@ -207,7 +207,7 @@ class Fsdp2Backend:
             shared = {name: piece for name, piece in pieces.items() if name not in alone}
             if shared:
                 together = AdaptersTogether.of(self.policy, adapters, self._parallel, self.device, shared, self._parked)
-                results, after = together.run(request.max_tokens)
+                results, after = together.run(self._context.max_microbatch_tokens)
                 found, self._parked = found | results, self._parked | after
         except BaseException as error:
             self._parked |= before

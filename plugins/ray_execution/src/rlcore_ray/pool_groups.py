@@ -89,16 +89,12 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
             numbers = [number for _, number in own]
             # Objects of Ray's store come as arguments of their own: Ray looks for them no deeper.
             stored = [one for one, _ in own]
-            given.append((self.model, requests, self.max_tokens_per_microbatch, rank in leaders, numbers, *stored))
+            given.append((self.model, requests, rank in leaders, numbers, *stored))
         results: list[dict[str, spi.ForwardBackwardResult]] = self.calls.together(hook, given)
-        found = {}
-        for name, (request, minibatch) in pieces.items():
-            own = [result[name] for result in results]
-            self._require_agreement(hook, [evolve(result, logprobs=None) for result in own])
-            arrays = [array for leader in leaders for array in own[leader].logprobs or ()]
-            batch = read_by(request.loss, minibatch.batch)
-            found[name] = own[leaders[0]], dispatched[name][0].join(batch, arrays) if request.logprobs else None
-        return found
+        return {
+            name: self._joined(hook, [result[name] for result in results], dispatched[name][0], *piece)
+            for name, piece in pieces.items()
+        }
 
     def _dispatched(self, request: GradientsRequest, minibatch: Minibatch) -> tuple[Dispatch, dict[int, tuple[Any, int]]]:
         """Return how a minibatch is divided, and each rank's part of it."""
@@ -111,12 +107,18 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
     def _train(self, request: GradientsRequest, minibatch: Minibatch) -> tuple[Any, Float32Array | None]:
         """The step or piece, each data-parallel rank with its part of the sequences."""
         leaders, (dispatch, parts) = [ranks[0] for ranks in self.members], self._dispatched(request, minibatch)
-        batch = read_by(request.loss, minibatch.batch)
         given = [(self.model, request, *parts[rank], rank in leaders) for rank in sorted(parts)]
         hook = "train_step" if isinstance(request, spi.TrainStepRequest) else "forward_backward"
-        results: list[GradientsResult] = self.calls.together(hook, given)
+        return self._joined(hook, self.calls.together(hook, given), dispatch, request, minibatch)
+
+    def _joined(
+        self, hook: str, results: Sequence[Any], dispatch: Dispatch, request: GradientsRequest, minibatch: Minibatch
+    ) -> tuple[Any, Float32Array | None]:
+        """Return the figures that all ranks agree on, and the log-probabilities where they are asked for."""
         self._require_agreement(hook, [evolve(result, logprobs=None) for result in results])
+        leaders = [ranks[0] for ranks in self.members]
         arrays = [array for leader in leaders for array in results[leader].logprobs or ()]
+        batch = read_by(request.loss, minibatch.batch)
         return results[leaders[0]], dispatch.join(batch, arrays) if request.logprobs else None
 
     def optim_step(self, request: spi.OptimStepRequest) -> spi.OptimStepResult:

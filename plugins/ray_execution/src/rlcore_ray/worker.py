@@ -54,7 +54,7 @@ from rlcore_ray.orphan_processes import mark_children
 from rlcore_ray.step_data_cache import CachedColumn, StepDataCache
 from rlcore_ray.worker_stream import Collected, NumberedRequest, WorkerStream
 
-RequestT = TypeVar("RequestT", spi.TrainStepRequest, spi.ForwardBackwardRequest)
+RequestT = TypeVar("RequestT", bound=GradientsRequest)
 
 
 class Worker:
@@ -222,7 +222,6 @@ class Worker:
         self,
         model: TrainedModel,
         requests: Mapping[str, spi.ForwardBackwardRequest],
-        max_tokens: int,
         returns: bool,
         numbers: Sequence[int],
         *parts: Sequence[RankPart] | None,
@@ -230,7 +229,7 @@ class Worker:
         """Add the gradients of this rank's share of a piece of each adapter; `numbers` and `parts` are those of train_step."""
         shares = zip(requests.items(), parts, numbers, strict=True)
         pieces = {name: self._filled(request, own, number) for (name, request), own, number in shares}
-        request = spi.ForwardBackwardTogetherRequest(pieces=pieces, max_tokens=max_tokens)
+        request = spi.ForwardBackwardTogetherRequest(pieces=pieces)
         results = self._trainer_handle(model).forward_backward_together(request).pieces
         return {name: result if returns else evolve(result, logprobs=None) for name, result in results.items()}
 

@@ -122,8 +122,8 @@ class Training:
             spec = Losses(recipe=self.recipe, trainer=trainer).spec(loss, piece.config, batch)
         else:
             if piece.config is not None:
-                found = f"{piece.config!r:.80}"
-                raise CallError([Problem(path="config", found=found, expected="None: the loss is a function")])
+                given_config = f"{piece.config!r:.80}"
+                raise CallError([Problem(path="config", found=given_config, expected="None: the loss is a function")])
             with self._dropping():
                 current = trainer.logprobs(batch, _every(batch), "policy", self.version)
             given = loss(split(current, batch))
@@ -146,10 +146,9 @@ class Training:
             return self._by_turns(pieces)
         requests = {}
         for name, piece in pieces.items():
-            own = self._counts(name)
-            spec = Losses(recipe=self.recipe, trainer=self._trainer(piece.temperature)).spec(
-                piece.loss, piece.config, piece.batch
-            )
+            own, trainer, loss = self._counts(name), self._trainer(piece.temperature), piece.loss
+            assert not callable(loss), "as was checked"
+            spec = Losses(recipe=self.recipe, trainer=trainer).spec(loss, piece.config, piece.batch)
             request = ForwardBackwardRequest(
                 microbatches=(),
                 counts=piece.counts or piece.batch.counts(),

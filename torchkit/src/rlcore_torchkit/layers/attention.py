@@ -84,7 +84,7 @@ class PackedSequences:
     def rows_of_owners(self) -> list[int]:
         """Return the number of consecutive rows that a model is given of each owner."""
         assert self.owners is not None, "of several models"
-        return np.bincount(np.repeat(self.owners, np.diff(self.offsets))).tolist()
+        return [*map(int, np.bincount(np.repeat(self.owners, np.diff(self.offsets))))]
 
     @property
     def num_sequences(self) -> int:
@@ -153,7 +153,8 @@ class SharedSequences(PackedSequences):
     def rows_of_owners(self) -> list[int]:
         """Return the number of consecutive rows that a model is given of each owner."""
         assert self.owners is not None, "of several models"
-        return np.bincount(np.repeat(self.owners, np.diff(self.offsets))[self.first.numpy()]).tolist()
+        owners = np.repeat(self.owners, np.diff(self.offsets))
+        return [*map(int, np.bincount(owners[self.first.numpy()]))]
 
     @cached_property
     def plan(self) -> AttentionPlan:

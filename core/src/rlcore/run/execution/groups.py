@@ -22,7 +22,7 @@ TokensRequest: TypeAlias = spi.LogprobsRequest | spi.ValuesRequest
 
 
 GradientsRequest: TypeAlias = spi.TrainStepRequest | spi.ForwardBackwardRequest
-RequestT = TypeVar("RequestT", spi.TrainStepRequest, spi.ForwardBackwardRequest)
+RequestT = TypeVar("RequestT", bound=spi.TrainStepRequest | spi.ForwardBackwardRequest)
 GradientsResult: TypeAlias = spi.TrainStepResult | spi.ForwardBackwardResult
 
 
@@ -196,8 +196,7 @@ class InProcessTrainer(InProcessGroup[TrainerHandle], MinibatchTrainer):
         """See TrainerGroup."""
         cuts = {name: self._cut_of(*piece) for name, piece in pieces.items()}
         requests = {name: _filled(request, cuts[name]) for name, (request, _) in pieces.items()}
-        request = spi.ForwardBackwardTogetherRequest(pieces=requests, max_tokens=self.max_tokens_per_microbatch)
-        results = self.handle.forward_backward_together(request).pieces
+        results = self.handle.forward_backward_together(spi.ForwardBackwardTogetherRequest(pieces=requests)).pieces
         return {name: (results[name], _rows(results[name], cuts[name], pieces[name][1])) for name in pieces}
 
     def _train(self, request: GradientsRequest, minibatch: Minibatch) -> tuple[Any, Float32Array | None]:

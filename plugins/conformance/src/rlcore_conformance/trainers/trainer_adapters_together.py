@@ -37,22 +37,27 @@ class TrainerAdaptersTogether(TrainerFixtures):
     """The contract of `forward_backward_together`."""
 
     @pytest.fixture
-    def together_trainer(self, provider: Provider, open_trainer: OpenTrainer, lora: LoraSpec) -> Iterator[TrainerUnderTest]:
+    def max_tokens(self) -> int | None:
+        """Most tokens of a pass."""
+        return None
+
+    @pytest.fixture
+    def together_trainer(
+        self, provider: Provider, open_trainer: OpenTrainer, lora: LoraSpec, max_tokens: int | None
+    ) -> Iterator[TrainerUnderTest]:
         """A fresh trainer of adapters that drop some of their inputs."""
         require(provider, capabilities.ADAPTERS_TOGETHER)
-        with open_trainer(lora=evolve(lora, dropout=0.25)) as trainer:
+        with open_trainer(lora=evolve(lora, dropout=0.25), max_microbatch_tokens=max_tokens) as trainer:
             yield trainer
 
-    @pytest.mark.parametrize("max_tokens", [20, 1000])
-    def test_adapters_together_train_as_by_turns(
-        self, together_trainer: TrainerUnderTest, reference: Reference, max_tokens: int
-    ) -> None:
+    @pytest.mark.parametrize("max_tokens", [20, None])
+    def test_adapters_together_train_as_by_turns(self, together_trainer: TrainerUnderTest, reference: Reference) -> None:
         """Two steps of two pieces: figures, log-probabilities, norms of gradients and weights, in passes of few and of many
         tokens; the adapter in use stays in use."""
         trainer, size = together_trainer, reference.vocab_size
-        expected, norms, weights = train(trainer, size, max_tokens=None)
+        expected, norms, weights = train(trainer, size, together=False)
         begun = {name: weights_of(trainer, name, begin_anew=True) for name in SEEDS}
-        found, own_norms, own_weights = train(trainer, size, max_tokens=max_tokens)
+        found, own_norms, own_weights = train(trainer, size, together=True)
         for mine, theirs in zip(found, expected, strict=True):
             assert_same_pieces(trainer, mine, theirs)
         for name in SEEDS:
@@ -69,22 +74,22 @@ class TrainerAdaptersTogether(TrainerFixtures):
         for fails in (False, True):
             for name in SEEDS:
                 begin(trainer, name)
-            call(trainer, pieces_of(trainer, size, 0, 0), 1000)
+            call(trainer, pieces_of(trainer, size, 0, 0))
             pieces = pieces_of(trainer, size, 0, 1)
             wrong = pieces["two"]
             wrong = evolve(wrong, microbatches=tuple(map(spoiled, wrong.microbatches)))
             if fails:
                 with pytest.raises(NonFiniteError):
-                    call(trainer, {**pieces, "two": wrong}, 1000)
+                    call(trainer, {**pieces, "two": wrong})
             norms.append([end_step(trainer, name, 0, 1) for name in SEEDS])
         for found, expected in zip(norms[1], norms[0], strict=True):
             assert_close("grad_norm behind a failure", found, expected, trainer.gradient_tolerance)
 
 
 def train(
-    trainer: TrainerUnderTest, vocab_size: int, *, max_tokens: int | None
+    trainer: TrainerUnderTest, vocab_size: int, *, together: bool
 ) -> tuple[list[dict[str, ForwardBackwardResult]], dict[str, list[float]], dict[str, Values]]:
-    """Begin the adapters and train them, by turns where `max_tokens` is None. Return the results of their pieces, the norms of
+    """Begin the adapters and train them, together or by turns. Return the results of their pieces, the norms of
     their gradients and their weights."""
     results, norms = [], {name: list[float]() for name in SEEDS}
     for name in SEEDS:
@@ -92,10 +97,10 @@ def train(
     for version in range(NUM_STEPS):
         for number in range(NUM_PIECES):
             pieces = pieces_of(trainer, vocab_size, version, number)
-            if max_tokens is not None:
+            if together:
                 trainer.handle.use_adapter(UseAdapterRequest(name="one"))
                 before = trainer.weights(version)
-                results.append(call(trainer, pieces, max_tokens))
+                results.append(call(trainer, pieces))
                 assert_same_weights(trainer.weights(version), before)
                 continue
             own = {}
@@ -120,10 +125,9 @@ def pieces_of(trainer: TrainerUnderTest, vocab_size: int, version: int, number: 
     return pieces
 
 
-def call(trainer: TrainerUnderTest, pieces: Pieces, max_tokens: int) -> dict[str, ForwardBackwardResult]:
+def call(trainer: TrainerUnderTest, pieces: Pieces) -> dict[str, ForwardBackwardResult]:
     """Add the pieces in one call."""
-    request = ForwardBackwardTogetherRequest(pieces=pieces, max_tokens=max_tokens)
-    return dict(trainer.handle.forward_backward_together(request).pieces)
+    return dict(trainer.handle.forward_backward_together(ForwardBackwardTogetherRequest(pieces=pieces)).pieces)
 
 
 def end_step(trainer: TrainerUnderTest, name: str, version: int, pieces: int) -> float:
