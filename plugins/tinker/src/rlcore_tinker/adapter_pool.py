@@ -2,6 +2,9 @@
 
 A model's adapter has the model's id as its name in the trainer. The one named "" is never trained: it is the base model. One
 more holds the checkpoint that a sampler asked for last.
+
+A generator that holds several adapters has them by the names of their weights, so that samplers of several weights go on beside
+each other. What it had to give up comes again from the trainer or from files when a sampler asks for it.
 """
 
 import shutil
@@ -45,6 +48,15 @@ class AdapterPool(SampledWeights):
             if adapter in self._begun:
                 await off_loop(self._session.use_adapter, UNTRAINED, drops=[adapter])
                 self._begun.remove(adapter)
+
+    def generates(self, wanted: NamedWeights) -> bool:
+        """See SampledWeights."""
+        session = self._session
+        return wanted.name in session.sampler_adapters if session.holds_adapters else super().generates(wanted)
+
+    def adapter_of(self, wanted: NamedWeights | None) -> str | None:
+        """See SampledWeights."""
+        return None if wanted is None or not self._session.holds_adapters else wanted.name
 
     async def _bring(self, wanted: NamedWeights) -> None:
         await self._use_weights(wanted)
@@ -111,7 +123,8 @@ class AdapterPool(SampledWeights):
         self._begun.add(adapter)
         self._in_use = adapter
         if files is not None:
-            await off_loop(self._session.load, files, optimizer=optimizer)  # which brings them to the generator, too
+            # Which brings them to the generator, too.
+            await off_loop(self._session.load, files, optimizer=optimizer, name=name)
             self._in_generator = name
 
     async def _use(self, adapter: str) -> None:
@@ -121,8 +134,8 @@ class AdapterPool(SampledWeights):
 
     async def _sync(self, name: str) -> None:
         """Bring the adapter in use, whose weights have this name, to the generator."""
-        if self._in_generator != name:
-            await off_loop(self._session.sync)
+        if self._session.holds_adapters or self._in_generator != name:
+            await off_loop(self._session.sync, name)
             self._in_generator = name
 
 

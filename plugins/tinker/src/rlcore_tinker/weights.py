@@ -78,7 +78,7 @@ class SampledWeights(ABC):
         """Share the generator, with these weights in it; None are those that it holds. RequestError where they are gone."""
         while True:
             async with self._generator.shared():
-                if wanted is None or wanted.name == self._in_generator:
+                if wanted is None or self.generates(wanted):
                     yield self._session
                     return
             async with self._generator.alone(), self._trainer:
@@ -87,6 +87,10 @@ class SampledWeights(ABC):
     def generates(self, wanted: NamedWeights) -> bool:
         """Return whether the generator holds these weights."""
         return wanted.name == self._in_generator
+
+    def adapter_of(self, wanted: NamedWeights | None) -> str | None:  # noqa: ARG002 - a pool's has names
+        """Return the name of weights among several that the generator holds; None where it holds these alone."""
+        return None
 
     @abstractmethod
     async def _bring(self, wanted: NamedWeights) -> None:
