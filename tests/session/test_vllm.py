@@ -136,8 +136,10 @@ def test_a_loaded_adapter_comes_though_its_version_is_held(adapters: Session, tm
     adapters.use_adapter("two")
     adapters.save(tmp_path)
     version = adapters.weight_version
+    kept = flat(adapters.sample(PROMPTS, seed=7, adapter="two"))
     adapters.use_adapter("one")
     assert adapters.load(tmp_path, name="one") == version
+    np.testing.assert_array_equal(logprobs_of(flat(adapters.sample(PROMPTS, seed=7, adapter="two"))), logprobs_of(kept))
     samples = flat(adapters.sample(PROMPTS, seed=7, adapter="one"))
     np.testing.assert_allclose(logprobs_of(samples), by_trainer(adapters, samples), atol=TOLERANCE)
     adapters.use_adapter("two")

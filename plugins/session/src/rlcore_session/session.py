@@ -334,7 +334,10 @@ class Session:
 
     def _load(self, directory: Path, optimizer: bool, name: str | None) -> int:
         self._training.begin_load()
-        self._training.version = self._storage.load(directory, optimizer=optimizer)
+        # A generator of several adapters keeps the others, which a state of its own would take away.
+        self._training.version = self._storage.load(directory, optimizer=optimizer, generator=not self.holds_adapters)
+        if not self.holds_adapters:
+            self._weights.forget()
         return self._sync(name)
 
     def _generate(self, latest: int) -> None:
