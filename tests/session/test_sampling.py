@@ -153,7 +153,7 @@ def test_turns_are_answered_in_their_order():
     def fails(_):
         raise WorkerError("the engine died")
 
-    sampler = Sampler(generator=None)
+    sampler = Sampler(generator=None, refitter=None)
     calls = [SampleCall(request=None) for _ in range(2)]
     for call in calls:
         sampler.add(call)

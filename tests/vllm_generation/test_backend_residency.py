@@ -96,7 +96,7 @@ class Transfer:
     def __init__(self, **options):
         self.is_closed = False
 
-    def send(self, export, delta):
+    def send(self, export, delta, place):
         if self.is_closed:
             raise AssertionError("found a channel that is closed")
         return {}

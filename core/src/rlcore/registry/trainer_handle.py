@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any, ClassVar
 
-from rlcore.registry.checks import check_record, checked_export, require_loss
+from rlcore.registry.checks import check_int, check_record, checked_export, require_loss
 from rlcore.registry.discovery import Entry
 from rlcore.registry.handle import BackendHandle
 from rlcore.registry.hooks import CallRecord

@@ -1,6 +1,6 @@
 """The error of a session's call."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from rlcore.schema.problem import ProblemsError
@@ -18,6 +18,13 @@ def closed_session() -> CallError:
     """Return the error of a call that comes after `close`."""
     found, remedy = "a call of a closed session", "Open another with rlcore.open."
     return CallError([Problem(path="session", found=found, expected="an open one", remedy=remedy)])
+
+
+def not_held(adapter: object, held: Mapping[str, int]) -> Problem:
+    """Return the problem of samples of an adapter that the generator does not hold."""
+    names = ", ".join(repr(name) for name, version in held.items() if version >= 0)
+    remedy = "Bring it by use_adapter and sync. refit.max_adapters limits how many stay."
+    return Problem(path="adapter", found=f"{adapter!r:.80}", expected=f"one of {names or 'none: it holds none'}", remedy=remedy)
 
 
 def require_none(problems: Iterable[Problem]) -> None:

@@ -1,6 +1,6 @@
 """Prompts and options of sampling, checked."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -11,7 +11,7 @@ from rlcore.config.recipe import Recipe
 from rlcore.spi import GenerateRequest, Problem, RaggedTokens, SamplingParams, Tokenizer, capabilities
 from rlcore.spi.execution import GeneratorGroup
 from rlcore_session.batches import Limits, token_array
-from rlcore_session.errors import require_none
+from rlcore_session.errors import not_held, require_none
 
 NUM_SEEDS = 2**62
 LEAST_TEMPERATURE = 1e-5
@@ -30,6 +30,8 @@ class SampleOptions:
     stop: str | Sequence[str] = ()
     seed: int | None = None
     stop_token_ids: Sequence[int] | None = None
+    adapter: str | None = None
+    """The adapter that samples; None is that of the last sync."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -40,6 +42,8 @@ class Requests:
     tokenizer: Tokenizer
     limits: Limits
     generator: GeneratorGroup
+    adapters: Callable[[], Mapping[str, int]] | None
+    """Returns the version of each adapter that the generator holds; None where it holds one alone."""
 
     def request(self, prompts: Any, options: SampleOptions, number: int) -> GenerateRequest:
         """The request of the session's call of a number. CallError with all that is wrong."""
@@ -119,6 +123,8 @@ class Requests:
         stops = [options.stop] if isinstance(options.stop, str) else options.stop
         if not isinstance(stops, Sequence) or not all(isinstance(text, str) and text for text in stops):
             yield Problem(path="stop", found=repr(options.stop), expected="a text, or a list of texts that are not empty")
+        if options.adapter is not None:
+            yield from self._adapter_problems(options.adapter)
         ids = options.stop_token_ids or ()
         if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**31 for token in ids):
             yield Problem(path="stop_token_ids", found=repr(ids), expected="a list of token ids of int32")
@@ -132,6 +138,14 @@ class Requests:
             if is_asked and not self.generator.has(capability):
                 found = f"{getattr(options, name)!r}, with a generator without the capability `{capability}`"
                 yield Problem(path=name, found=found, expected="no such argument, or a generator that has it")
+
+    def _adapter_problems(self, adapter: Any) -> Iterator[Problem]:
+        if self.adapters is None:
+            found = f"{adapter!r:.80}, with a generator that holds the weights of the last sync alone"
+            expected = 'no such argument, or refit.adapters = "unmerged" and a generator with the capability `many_adapters`'
+            yield Problem(path="adapter", found=found, expected=expected)
+        elif self.adapters().get(adapter, -1) < 0:
+            yield not_held(adapter, self.adapters())
 
     def _sampling(self, options: SampleOptions) -> SamplingParams:
         rollout = self.recipe.rollout

@@ -8,9 +8,11 @@ from concurrent.futures import Future
 import numpy as np
 from attrs import define, evolve, field
 
+from rlcore.run.execution.refit import Refitter
 from rlcore.spi import FinishReason, GenerateRequest
 from rlcore.spi.arrays import Int32Array, Int64Array
 from rlcore.spi.execution import GeneratorGroup, Responses
+from rlcore_session.errors import CallError, not_held
 from rlcore_session.records import Completion
 
 
@@ -20,6 +22,10 @@ class SampleCall:
 
     request: GenerateRequest
     future: "Future[list[Completion]]" = field(factory=Future)
+    adapter: str | None = None
+    """The adapter that samples, by its name in the generator; None is that of the last sync."""
+    version: int = 0
+    """The version of its weights, once a stream has taken it."""
     turn: int = 0
     """The number of other calls that came before it."""
     first: int = 0
@@ -40,14 +46,14 @@ class SampleCall:
 class Sampler:
     """Collects calls for samples. One stream answers all that are waiting, and those that come while it runs."""
 
-    def __init__(self, generator: GeneratorGroup) -> None:
-        self._generator = generator
+    def __init__(self, generator: GeneratorGroup, refitter: Refitter) -> None:
+        self._generator, self._refitter = generator, refitter
         self.changed = threading.Condition()
         self._waiting = deque[SampleCall]()
         self._taken: list[SampleCall] = []
         self._turn = 0
         self.version = 0
-        """Version of the weights that samples come from."""
+        """Version of the weights that the last sync brought."""
 
     def add(self, call: SampleCall) -> None:
         """Add a call behind those that wait."""
@@ -93,11 +99,24 @@ class Sampler:
         while self._waiting and self._waiting[0].turn == turn:
             call = self._waiting.popleft()
             if call.future.running() or call.future.set_running_or_notify_cancel():
+                if not self._finds_adapter(call):
+                    call.future.set_exception(CallError([not_held(str(call.adapter), self._refitter.held)]))
+                    continue
                 call.first, call.samples = first, {}
                 first += call.num_samples
                 taken.append(call)
         self._taken += taken
         return taken
+
+    def _finds_adapter(self, call: SampleCall) -> bool:
+        """Note the version that a call is answered with, and that its adapter is used. False where it is not held."""
+        refitter = self._refitter
+        name = refitter.adapter if call.adapter is None else call.adapter
+        call.version = self.version if call.adapter is None else refitter.held.get(name, -1)
+        if name in refitter.held:
+            refitter.use(name)
+        call.request = evolve(call.request, weight_version=call.version, adapter=name)
+        return call.version >= 0
 
     def done(self, call: SampleCall) -> None:
         """A call is answered. Called with the lock held."""
@@ -123,7 +142,7 @@ class _Stream:
                     self._calls += calls
                     self._num_taken += count
                     self._num_missing += count
-                    return [evolve(call.request, weight_version=self._sampler.version) for call in calls]
+                    return [call.request for call in calls]
                 if not self._num_missing:
                     self._ended = True
                 elif not wait:
@@ -138,9 +157,8 @@ class _Stream:
         with self._sampler.changed:
             for place, number in enumerate(samples.tolist()):
                 call = next(one for one in reversed(self._calls) if one.first <= number)
-                call.samples[number - call.first] = _completion(
-                    responses, place, call.prompt(number - call.first), self._sampler.version
-                )
+                prompt = call.prompt(number - call.first)
+                call.samples[number - call.first] = _completion(responses, place, prompt, call.version)
                 if len(call.samples) == call.num_samples:
                     self._sampler.done(call)
                     answered.append(call)

@@ -16,7 +16,7 @@ from rlcore.run.plan.channel import separate
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import nothing
 from rlcore.run.report.timing import PhaseClock
-from rlcore.spi import GlobalCounts, LossSpec, Problem, TokenBatch, Tokenizer, WorkerError
+from rlcore.spi import GlobalCounts, LossSpec, Problem, TokenBatch, Tokenizer, WorkerError, capabilities
 from rlcore.spi.arrays import Float32Array
 from rlcore.spi.execution import Backends
 from rlcore_session.batches import Limits, data_batch, require_counts, tokens_batch
@@ -52,8 +52,8 @@ class Session:
         """The model's tokenizer."""
         self._limits = Limits(max_sequence_length=plan.recipe.rollout.max_sequence_length, vocab_size=vocab_size)
         self._numbers = count()
-        self._synced = 0
-        """Training.incarnation of the adapter in the generator."""
+        self._synced = {"": 0}
+        """Training.incarnation of each adapter that was brought to the generator, by its name there."""
         self._closed = False
         self._lost: WorkerError | None = None
         self._stack = ExitStack()
@@ -77,9 +77,13 @@ class Session:
         self._weights, self._generator = weights, backends.generator
         self._training = Training(backends=backends, weights=weights, recipe=plan.recipe)
         self._storage = Storage(plan=plan, backends=backends, tokenizer=self.tokenizer)
-        self._sampler = Sampler(backends.generator)
+        self._sampler = Sampler(backends.generator, weights.refitter)
         self._requests = Requests(
-            recipe=plan.recipe, tokenizer=self.tokenizer, limits=self._limits, generator=backends.generator
+            recipe=plan.recipe,
+            tokenizer=self.tokenizer,
+            limits=self._limits,
+            generator=backends.generator,
+            adapters=(lambda: self.sampler_adapters) if self.holds_adapters else None,
         )
         weights.refit(0)
 
@@ -92,6 +96,17 @@ class Session:
     def sampler_version(self) -> int:
         """Return the version of the weights that `sample` uses: that of the last `sync`."""
         return self._sampler.version
+
+    @property
+    def holds_adapters(self) -> bool:
+        """Return whether the generator holds adapters by their names, at most `refit.max_adapters`."""
+        return self.plan.generator_lora is not None and self._generator.has(capabilities.MANY_ADAPTERS)
+
+    @property
+    def sampler_adapters(self) -> dict[str, int]:
+        """Return the version of each adapter that the generator holds, by its name; those used longest ago come first."""
+        held = self._weights.refitter.held if self.holds_adapters else {}
+        return {name: version for name, version in held.items() if version >= 0}
 
     @property
     def asynchronous(self) -> "AsyncSession":
@@ -112,11 +127,13 @@ class Session:
         stop: str | Sequence[str] = (),
         stop_token_ids: Sequence[int] | None = None,
         seed: int | None = None,
+        adapter: str | None = None,
     ) -> list[list[Completion]]:
         """Sample completions of prompts: a list of `num_samples` for each.
 
         A prompt is a text, a chat (a list of messages), or a list of token ids. What is None is what [rollout] says. The same
-        seed and weights give the same samples; without one the seeds follow from run.seed and the number of the call.
+        seed and weights give the same samples; without one the seeds follow from run.seed and the number of the call. `adapter`
+        is one of `sampler_adapters`; None samples by the weights of the last `sync`.
         """
         call = self._add_call(
             prompts,
@@ -128,6 +145,7 @@ class Session:
             stop=stop,
             stop_token_ids=stop_token_ids,
             seed=seed,
+            adapter=adapter,
         )
         if self._generator_thread.is_current:
             self._generate(call.turn)
@@ -139,7 +157,8 @@ class Session:
 
     def _add_call(self, prompts: Sequence[Any], **options: Any) -> SampleCall:
         self._require_open()
-        call = SampleCall(self._requests.request(prompts, SampleOptions(**options), next(self._numbers)))
+        chosen = SampleOptions(**options)
+        call = SampleCall(self._requests.request(prompts, chosen, next(self._numbers)), adapter=chosen.adapter)
         self._sampler.add(call)
         # Bound to its turn: a job before a sync that answered calls behind it would keep the sync waiting.
         self._generator_thread.submit(partial(self._generate, call.turn))
@@ -256,9 +275,13 @@ class Session:
         """
         return self._in_order(lambda: self._training.use_adapter(name, seed, rank, drops))
 
-    def sync(self) -> int:
-        """Bring the generator to the trainer's weights, proven by their digests, and return their version."""
-        return self._in_order(self._sync)
+    def sync(self, name: str | None = None) -> int:
+        """Bring the generator to the trainer's weights, proven by their digests, and return their version.
+
+        A generator that `holds_adapters` gets the adapter in use by this name; None is the adapter's own. It keeps others, but
+        for those used longest ago where there are more than `refit.max_adapters`. Other generators ignore the name.
+        """
+        return self._in_order(lambda: self._sync(name))
 
     def save(self, directory: str | Path) -> Path:
         """Write a checkpoint below a directory and return its path: weights, optimizer and version. Gradients are not in it.
@@ -267,12 +290,12 @@ class Session:
         """
         return self._in_order(lambda: self._storage.save(Path(directory), self._training.to_save(), self.adapter))
 
-    def load(self, directory: str | Path, optimizer: bool = True) -> int:
+    def load(self, directory: str | Path, optimizer: bool = True, name: str | None = None) -> int:
         """Load a checkpoint of `save` or of a run, or the newest below a directory, sync, and return its version.
 
-        With `optimizer` False the optimizer begins anew.
+        With `optimizer` False the optimizer begins anew. `name` is that of `sync`.
         """
-        return self._in_order(lambda: self._load(Path(directory), optimizer))
+        return self._in_order(lambda: self._load(Path(directory), optimizer, name))
 
     def export(self, directory: str | Path, kind: Literal["hf", "peft"] = "hf") -> Path:
         """Write the model as a new directory in the Hugging Face format, or with "peft" its adapters in PEFT's."""
@@ -320,26 +343,31 @@ class Session:
         """Return whether trainer and generator have one thread."""
         return self._generator_thread is self._trainer_thread
 
-    def _sync(self) -> int:
+    def _sync(self, name: str | None = None) -> int:
         self._training.require_no_gradients("sync")
-        version = self._training.version
-        if self._synced != self._training.incarnation:  # whose versions count other weights
-            self._weights.forget()
+        version, incarnation, refitter = self._training.version, self._training.incarnation, self._weights.refitter
+        given = (self.adapter if name is None else name) if self.holds_adapters else ""
 
         def refit() -> None:
+            refitter.adapter = given
+            if self._synced.get(given) != incarnation:  # whose versions count other weights
+                refitter.forget(given)
             self._weights.refit(version)
             # Before the next stream of the generator's thread, which asks for this version.
-            self._sampler.version, self._synced = version, self._training.incarnation
+            self._sampler.version = version
+            self._synced = {one: self._synced.get(one, incarnation) for one in refitter.held} | {given: incarnation}
 
         # The generator's thread has no stream under way then; the trainer's waits meanwhile.
         self._generator_thread.run(refit, then=self._sampler.end_turn)
         return version
 
-    def _load(self, directory: Path, optimizer: bool) -> int:
+    def _load(self, directory: Path, optimizer: bool, name: str | None) -> int:
         self._training.begin_load()
-        self._training.version = self._storage.load(directory, optimizer=optimizer)
-        self._weights.forget()
-        return self._sync()
+        # A generator of several adapters keeps the others, which a state of its own would take away.
+        self._training.version = self._storage.load(directory, optimizer=optimizer, generator=not self.holds_adapters)
+        if not self.holds_adapters:
+            self._weights.forget()
+        return self._sync(name)
 
     def _generate(self, latest: int) -> None:
         """Answer the calls for samples that wait, up to a turn."""
@@ -356,9 +384,10 @@ class Session:
     def _require_same_weights(self) -> None:
         """CallError where the generator has lost weights that the trainer holds no more."""
         sampler, trainer = self._sampler.version, self._training.version
-        if (sampler, self._synced) != (trainer, self._training.incarnation):
+        is_same = self._synced.get(self._weights.refitter.adapter) == self._training.incarnation
+        if sampler != trainer or not is_same:
             found = f"version {sampler} gone from the generator, and version {trainer} in the trainer"
-            found += "" if self._synced == self._training.incarnation else f" of the adapter {self.adapter!r}"
+            found += "" if is_same else f" of the adapter {self.adapter!r}"
             remedy = "Call sync() after optim_step. With offload.generator_sleep_mode = false the generator keeps its weights."
             raise CallError([Problem(path="sample", found=found, expected="the weights of the last sync", remedy=remedy)])
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import LoopPosition
@@ -50,8 +50,9 @@ class Storage:
         self.last_saved, self.owners[checkpoint] = checkpoint, adapter
         return checkpoint
 
-    def load(self, directory: Path, *, optimizer: bool) -> int:
-        """Load a checkpoint, or the newest below a directory, and return its version."""
+    def load(self, directory: Path, *, optimizer: bool, generator: bool) -> int:
+        """Load a checkpoint, or the newest below a directory, and return its version. `generator`: that of the generator too,
+        which then holds no weights that count."""
         path = expanded(directory)
         checkpoint: Path | None = path
         if not (path / LOOP_STATE).is_file():
@@ -66,7 +67,10 @@ class Storage:
         check_trainer(self.plan, checkpoint, state)
         if changes := [change for change in model_changes(self.plan, state) if change.key == "model.path"]:
             raise CheckpointError(f"{checkpoint} belongs to another model: {changes[0]}. Open a session of that model")
-        self._saver(RunDirectory(path=path)).load(checkpoint, state, optimizer=optimizer)
+        saver = self._saver(RunDirectory(path=path))
+        if not generator:
+            saver = evolve(saver, backends=evolve(self.backends, generator=None))
+        saver.load(checkpoint, state, optimizer=optimizer)
         self.last_saved = checkpoint
         return state.weight_version
 

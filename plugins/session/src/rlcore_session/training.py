@@ -76,11 +76,11 @@ class Training:
     adapter: str = ""
     """The name of the adapter in use."""
     num_begun: int = 0
-    """The number of adapters that were begun, each time anew."""
+    """The number of adapters that were begun, each time anew, and of states that were loaded."""
     parked: dict[str, ParkedAdapter] = field(factory=dict)
     """Adapters that are not in use."""
     incarnation: int = 0
-    """`num_begun` when the adapter in use was begun: an adapter that is begun anew is another one."""
+    """`num_begun` when the adapter in use was begun or loaded: one that is begun anew is another one."""
 
     @property
     def is_usable(self) -> bool:
@@ -309,6 +309,8 @@ class Training:
         """Move the trainer to where a state can be loaded, and drop gradients of the adapter in use."""
         self.require_no_gradients("load", parked_alone=True)  # the sync behind it moves them
         self.weights.to_training()
+        self.num_begun += 1
+        self.incarnation = self.num_begun
         if self.pieces:
             self.dropped = f", since load dropped those of {self.pieces} call(s)"
         self.pieces = 0

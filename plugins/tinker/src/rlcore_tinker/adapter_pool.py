@@ -2,6 +2,9 @@
 
 A model's adapter has the model's id as its name in the trainer. The one named "" is never trained: it is the base model. One
 more holds the checkpoint that a sampler asked for last.
+
+A generator that holds several adapters has them by the names of their weights, so that samplers of several weights go on beside
+each other. What it had to give up comes again from the trainer or from files when a sampler asks for it.
 """
 
 import asyncio
@@ -57,6 +60,15 @@ class AdapterPool(SampledWeights):
 
             if adapter in self._begun:
                 await off_loop(drop)
+
+    def generates(self, wanted: NamedWeights) -> bool:
+        """See SampledWeights."""
+        session = self._session
+        return wanted.name in session.sampler_adapters if session.holds_adapters else super().generates(wanted)
+
+    def adapter_of(self, wanted: NamedWeights | None) -> str | None:
+        """See SampledWeights."""
+        return None if wanted is None or not self._session.holds_adapters else wanted.name
 
     async def _bring(self, wanted: NamedWeights) -> None:
         await self._use_weights(wanted)
@@ -157,7 +169,7 @@ class AdapterPool(SampledWeights):
             self._begun.add(adapter)
             self._in_use = adapter
             if files is not None:
-                self._session.load(files, optimizer=optimizer)  # which brings them to the generator, too
+                self._session.load(files, optimizer=optimizer, name=name)  # which brings them to the generator, too
                 self._in_generator = name
 
         await off_loop(begin)

@@ -71,6 +71,7 @@ class AsyncSamplingSession(Protocol):
         stop: Sequence[str],
         stop_token_ids: Sequence[int] | None,
         seed: int | None,
+        adapter: str | None,
     ) -> Sequence[Sequence[SampledCompletion]]:
         """Return the samples of each prompt."""
 
@@ -106,13 +107,21 @@ class TrainingSession(Protocol):
     def use_adapter(self, name: str, *, seed: int | None = None, rank: int | None = None, drops: Sequence[str] = ()) -> int:
         """Change to another adapter; a seed begins it, at a rank."""
 
-    def sync(self) -> int:
-        """Bring the trainer's weights to the generator."""
+    @property
+    def holds_adapters(self) -> bool:
+        """Return whether the generator holds several adapters by their names."""
+
+    @property
+    def sampler_adapters(self) -> Mapping[str, int]:
+        """Return the versions of the adapters that it holds, by name."""
+
+    def sync(self, name: str | None = None) -> int:
+        """Bring the trainer's weights to the generator, which holds them by this name."""
 
     def save(self, directory: Path) -> Any:
         """Write the trainer's state."""
 
-    def load(self, directory: Path, optimizer: bool) -> Any:
+    def load(self, directory: Path, optimizer: bool, name: str | None = None) -> Any:
         """Read the trainer's state, and bring its weights to the generator. Gradients are dropped."""
 
     def export(self, directory: Path, kind: Literal["hf", "peft"]) -> Any:

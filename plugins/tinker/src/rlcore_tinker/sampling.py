@@ -208,6 +208,7 @@ class Samplers:
                 stop=params.stop,
                 stop_token_ids=params.stop_token_ids,
                 seed=params.seed,
+                adapter=self._weights.adapter_of(wanted),
             )
         return Result.proto(_response(list(samples), params, logprobs))
 

@@ -88,7 +88,7 @@ class SampledWeights(ABC):
         """Share the generator, with these weights in it; None are those that it holds. RequestError where they are gone."""
         while True:
             async with self._generator.shared():
-                if wanted is None or wanted.name == self._in_generator:
+                if wanted is None or self.generates(wanted):
                     yield self._session
                     return
             async with self._generator.alone(), self._trainer:
@@ -102,11 +102,15 @@ class SampledWeights(ABC):
         """Bring the trainer's weights, which have this name, to the generator. Both locks are held."""
 
         def sync() -> None:
-            self._session.sync()
+            self._session.sync(name)
             self._in_generator = name
 
-        if self._in_generator != name:
+        if self._session.holds_adapters or self._in_generator != name:
             await off_loop(sync)
+
+    def adapter_of(self, wanted: NamedWeights | None) -> str | None:  # noqa: ARG002 - a pool's has names
+        """Return the name of weights among several that the generator holds; None where it holds these alone."""
+        return None
 
     @abstractmethod
     async def _bring(self, wanted: NamedWeights) -> None:

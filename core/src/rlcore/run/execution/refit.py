@@ -69,6 +69,11 @@ class Refitter:
         """The version of the adapter that the generator has acknowledged; -1 where it may hold none."""
         return self.held.get(self.adapter, -1)
 
+    def forget(self, adapter: str) -> None:
+        """Bring an adapter again, whatever version of it is held."""
+        if adapter in self.held:
+            self.held = {**self.held, adapter: -1}
+
     def use(self, adapter: str) -> None:
         """Note that samples of an adapter that is held are asked for."""
         self.held = {**_without(self.held, adapter), adapter: self.held[adapter]}
