@@ -9,5 +9,5 @@ ELEMENTS = 1 << 24
 
 def squared_sum(gradient: Tensor) -> Tensor:
     """float64 scalar: the sum of the squares of a gradient's elements."""
-    parts = (part.double().square().sum() for part in gradient.detach().flatten().split(ELEMENTS))
+    parts = (part.double().square().sum() for part in torch.split(gradient.detach().flatten(), ELEMENTS))
     return sum(parts, start=torch.zeros((), dtype=torch.float64, device=gradient.device))

@@ -19,8 +19,6 @@ from rlcore.spi.execution import LogprobsColumn, Minibatch, ResponseFeed, TextDe
 HandleT = TypeVar("HandleT", bound=BackendHandle)
 TokensRequest: TypeAlias = spi.LogprobsRequest | spi.ValuesRequest
 """A request that is answered by one number a token."""
-
-
 GradientsRequest: TypeAlias = spi.TrainStepRequest | spi.ForwardBackwardRequest
 RequestT = TypeVar("RequestT", bound=spi.TrainStepRequest | spi.ForwardBackwardRequest)
 GradientsResult: TypeAlias = spi.TrainStepResult | spi.ForwardBackwardResult

@@ -122,8 +122,7 @@ class FakeTrainer:
         self.given = None
         self.weight_version += 1
         norms = self.gradient_norms(request, grads)
-        figures = {"grad_norm": norm, "learning_rate": rate, "gradient_norms": norms}
-        return spi.OptimStepResult(weight_version=self.weight_version, **figures)
+        return spi.OptimStepResult(weight_version=self.weight_version, grad_norm=norm, learning_rate=rate, gradient_norms=norms)
 
     @spi.hookimpl
     def get_logprobs(self, request: spi.LogprobsRequest) -> spi.LogprobsResult:
