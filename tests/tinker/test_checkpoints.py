@@ -1,6 +1,8 @@
 """Checkpoints through the client: listed, published, given a time to live, deleted, downloaded."""
 
+import errno
 import json
+import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -181,6 +183,56 @@ def test_a_write_that_fails_leaves_nothing_and_the_older_one_stays(tmp_path: Pat
         kept.write(_described(created="2000-01-01T00:00:00+00:00"), fail)
     (found,) = kept.all("a-b:train:0")
     assert not found.created.startswith("2000")
+
+
+class Killed(BaseException):
+    """The end of a process."""
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_a_server_that_is_killed_while_it_overwrites_leaves_one_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    def content(text: str) -> Callable[[Path], object]:
+        return lambda folder: (folder.mkdir(), (folder / "content").write_text(text))
+
+    kept = Checkpoints(tmp_path)
+    kept.write(_described(weights="old"), content("old"))
+    calls = 0
+
+    def killed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            nonlocal calls
+            if calls == place:
+                raise Killed
+            calls += 1
+            return function(*args, **options)
+
+        return call
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr("rlcore_tinker.checkpoints.shutil.rmtree", killed(shutil.rmtree))
+        patched.setattr(Path, "rename", killed(Path.rename))
+        kept.write(_described(weights="new"), content("new"))
+    again = Checkpoints(tmp_path)
+    again.clean()
+    (found,) = again.all()
+    assert (found.files / "content").read_text() == found.weights == ("old" if place < 2 else "new")
+    assert [path.name for path in found.folder.parent.iterdir()] == ["x"]
+
+
+def test_a_disk_that_is_full_is_the_servers_error_and_the_next_save_works(
+    trained: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("rlcore_tinker.checkpoints.write_atomically", full)
+        with pytest.raises(tinker.RequestFailedError, match="No space left") as error:
+            trained.save_state("full").result()
+    assert error.value.category == "server"
+    assert trained.save_state("full").result().path
 
 
 @pytest.mark.parametrize(

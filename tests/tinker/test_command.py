@@ -66,8 +66,11 @@ def test_the_command_makes_a_key_and_the_client_trains_by_it(model: Path, tmp_pa
     assert list((tmp_path / "runs" / "served" / "tinker" / "checkpoints").glob("*/weights/first/checkpoint.json"))
     assert path.startswith("tinker://")
     service.close("success").result()
-    process.send_signal(signal.SIGINT)
+    refused = str(_refused([str(tmp_path / "recipe.toml"), "--train", "--port", str(_free_port())]))
+    assert "run.name: found one whose folder" in refused
+    process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
+    assert {path.name for path in (tmp_path / "runs" / "served" / "tinker").iterdir()} == {"checkpoints", "lock"}
 
 
 @pytest.mark.parametrize(

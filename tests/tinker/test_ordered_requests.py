@@ -85,6 +85,25 @@ def test_a_cancelled_future_keeps_its_error() -> None:
     assert (completions, cursor) == ([{"state": "failed", "request_id": "r"}], 1)
 
 
+def test_results_of_samples_are_dropped_with_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default the client asks for each future, and returns no cursor of those that it has seen."""
+
+    async def kept() -> tuple[int, int]:
+        seconds = 0.0
+        monkeypatch.setattr("rlcore_tinker.promises.time.monotonic", lambda: seconds)
+        promises = Promises(keep_s=60.0)
+        for number in range(9):
+            promise, _ = promises.make(str(number), ("s", 0))
+            await promises.end(promise, Result.json(number))
+            seconds += 30.0
+        completions, cursor = await promises.ended_after(("s", 0), 0, 1.0)
+        return len(completions), cursor
+
+    found, cursor = asyncio.run(kept())
+    assert found <= 4
+    assert cursor == 9
+
+
 def test_who_holds_a_shared_lock_alone_waits_for_all_and_lets_none_in() -> None:
     async def held() -> list[str]:
         lock, seen = SharedLock(), list[str]()

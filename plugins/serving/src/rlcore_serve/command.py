@@ -56,8 +56,9 @@ def serve_command(
     the exported model is served, or else its newest checkpoint, which is exported first. KEY=VALUE overrides a key of the run's
     recipe, such as the generator's options. With --train RUN_OR_MODEL is a recipe.
 
-    Ctrl-C ends it.
+    Ctrl-C and SIGTERM end it.
     """
+    from rlcore.run.interrupt import ended_by_sigterm
     from rlcore_serve.serving import check_address, find_target, prepare_serving, serve, served_model
 
     keep_secret(api_key or "")
@@ -77,7 +78,7 @@ def serve_command(
         )
         return
     serving = prepare_serving(find_target(target, checkpoint, _note), overrides, generator)
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt), ended_by_sigterm():
         model = served_model(serving, _note)
         entry = serving.generator
         _note(f"serving {model} on http://{host}:{port} with {entry.name} {entry.version} of {entry.distribution}")
@@ -86,13 +87,14 @@ def serve_command(
 
 def _serve_training(unread: Mapping[str, object], **asked: Any) -> None:
     """Serve a recipe for training. `unread` are options that it does not take."""
+    from rlcore.run.interrupt import ended_by_sigterm
     from rlcore_serve.training_server import TrainingServerContext, serve_training
 
     given = [name for name, value in unread.items() if value is not None]
     if given:
         found, expected = f"{', '.join(given)} with --train", "keys of the recipe, such as generator.name=vllm, in their place"
         raise ConfigError([Problem(path="--train", found=found, expected=expected)])
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt), ended_by_sigterm():
         serve_training(TrainingServerContext(**asked, note=_note, tell=lambda text: click.echo(printable(text), err=True)))
 
 

@@ -22,6 +22,8 @@ TYPES: Mapping[Kind, str] = {"weights": "training", "sampler_weights": "sampler"
 DESCRIPTION = "checkpoint.json"
 FILES = "files"
 """The folder of a checkpoint that holds what the trainer wrote."""
+PARTIAL, REPLACED = ".partial", ".replaced"
+"""The ends of folders' names: of a checkpoint that is being written, and of the one whose place it takes."""
 SCHEME = "tinker://"
 LEAST_TTL_S, MOST_TTL_S = 3600, 10 * 366 * 86400
 MAX_MODELS = 10**9
@@ -103,7 +105,7 @@ class Checkpoints:
     def write(self, described: Checkpoint, write: Callable[[Path], Any]) -> Checkpoint:
         """Make a checkpoint of the files that `write` puts into the folder that it gets, whole or not at all."""
         final = self._folder(described.model_id, described.kind, described.name)
-        building = final.parent / f".{final.name}.partial"
+        building, replaced = (final.parent / f".{final.name}{suffix}" for suffix in (PARTIAL, REPLACED))
         with storage_errors(f"the checkpoint {described.path}", final.parent):
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir(parents=True)
@@ -111,9 +113,23 @@ class Checkpoints:
             size = sum(file.stat().st_size for file in building.rglob("*") if file.is_file())
             described = evolve(described, size_bytes=size, folder=final)
             _describe(building, described)
-            shutil.rmtree(final, ignore_errors=True)
+            if final.exists():
+                final.rename(replaced)
             building.rename(final)
+            shutil.rmtree(replaced, ignore_errors=True)
         return described
+
+    def clean(self) -> None:
+        """Finish or remove what a server left that ended while it wrote: a whole checkpoint takes its name. No other server may
+        use the directory."""
+        for partial in self._directory.glob(f"*/*/.*{PARTIAL}"):
+            final = partial.parent / partial.name[1 : -len(PARTIAL)]
+            if (partial / DESCRIPTION).is_file() and not final.exists():
+                partial.rename(final)
+            else:
+                shutil.rmtree(partial, ignore_errors=True)
+        for replaced in self._directory.glob(f"*/*/.*{REPLACED}"):
+            shutil.rmtree(replaced, ignore_errors=True)
 
     def find(self, path: str) -> Checkpoint:
         """Return the checkpoint of a path. RequestError where there is none."""

@@ -79,7 +79,13 @@ class _Ends:
 
     def forget(self, cursor: int) -> None:
         """Drop those up to a cursor that the client has returned."""
-        number = max(min(cursor - self.num_seen, len(self.promises)), 0)
+        self._drop(max(min(cursor - self.num_seen, len(self.promises)), 0))
+
+    def expire(self, limit_s: float) -> None:
+        """Drop those that ended before a time: a client that asks for each future never returns a cursor."""
+        self._drop(sum(promise.ended_s is not None and promise.ended_s < limit_s for promise in self.promises))
+
+    def _drop(self, number: int) -> None:
         del self.promises[:number]
         self.num_seen += number
 
@@ -147,6 +153,8 @@ class Promises:
         for request_id, promise in [*self._promises.items()]:
             if promise.ended_s is not None and promise.ended_s < limit:
                 del self._promises[request_id]
+        for ends in self._ends.values():
+            ends.expire(limit)
 
 
 def _completions(ended: list[Promise]) -> Iterator[dict[str, Any]]:

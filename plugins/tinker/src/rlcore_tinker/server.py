@@ -1,19 +1,23 @@
 """Opens a recipe's session, and serves it to clients of the tinker API."""
 
+import fcntl
 import queue
 import secrets
+import shutil
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from rlcore.files import storage_errors
 from rlcore.schema.file_limits import expanded
 from rlcore.secrets import keep_secret
-from rlcore.spi import WorkerError
+from rlcore.spi import ConfigError, Problem, WorkerError
 from rlcore_serve.sessions.server import listening, silent_logger
 from rlcore_serve.training_server import TrainingServerContext
 from rlcore_tinker.application import Served, application
+from rlcore_tinker.checkpoints import Checkpoints
 from rlcore_tinker.training_data import Limits
 from rlcore_tinker.training_model import ServedModel
 from rlcore_workers.http_server import ServerThread
@@ -22,6 +26,8 @@ KEY_PREFIX = "tml-"
 """The beginning of each key: the client refuses others."""
 FOLDER = "tinker"
 """The folder of a run directory for the server's files."""
+SCRATCH, CHECKPOINTS = "scratch-", "checkpoints"
+"""Folders in it: the beginning of the name of those that end with the server, and the one that outlives it."""
 LOOK_S = 0.5
 
 
@@ -39,11 +45,15 @@ def serve(context: TrainingServerContext) -> None:
         session = stack.enter_context(rlcore_session.open_session(recipe, *context.overrides, reference=has_reference))
         lost: queue.Queue[WorkerError] = queue.Queue()
         directory = _directory(session)
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="scratch-", dir=directory))
+        stack.enter_context(_alone_in(directory))
+        for left in directory.glob(f"{SCRATCH}*"):  # by a server that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        Checkpoints(directory / CHECKPOINTS).clean()
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix=SCRATCH, dir=directory))
         served = Served(
             session=session,
             model=served_model(session, context.name),
-            directory=directory / "checkpoints",
+            directory=directory / CHECKPOINTS,
             scratch=Path(scratch),
             has_reference=has_reference,
             many_adapters=session.has_adapters,
@@ -90,6 +100,23 @@ def served_model(session: Any, name: str | None) -> ServedModel:
         least_rank=1 if recipe.lora is None or (session.has_adapters and recipe.lora.init_from is None) else recipe.lora.rank,
         seed=recipe.run.seed,
     )
+
+
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Hold the lock of a server's folder. ConfigError where another server has it."""
+    with storage_errors("lock", directory):
+        opened = (directory / "lock").open("ab")
+    with opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            found, expected = f"one whose folder {directory} another server uses", "a run of this server alone"
+            problem = Problem(path="run.name", found=found, expected=expected, remedy="Name another run, or end that server.")
+            raise ConfigError([problem]) from error
+        except OSError:
+            pass  # a file system without locks
+        yield
 
 
 def _has_adapters(recipe: Path, overrides: tuple[str, ...]) -> bool:
