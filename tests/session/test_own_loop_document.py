@@ -66,7 +66,7 @@ def test_coroutines(run, capsys):
 def test_adapters_learn_by_turns(run, folder):
     ran = run("adapters.py")
     for name, losses in ran["losses"].items():
-        assert ran["together"][name].loss < losses[-1]
+        assert ran["together"][name].loss < 0.5 * losses[0]
         assert losses[-1] < 0.5 * losses[0]
         assert (folder / "adapters" / name / "adapter_model.safetensors").is_file()
 
