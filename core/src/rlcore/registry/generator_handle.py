@@ -179,7 +179,8 @@ class GeneratorHandle(BackendHandle):
         self._versions, self._newest, self._streamed = versions, self._newest | versions, versions.keys()
 
     def _held_text(self) -> str:
-        return f"the adapters {', '.join(f'{name!r} of version {held}' for name, held in self._versions.items())}"
+        named = ", ".join(f"{name!r} of version {held}" for name, held in self._versions.items())
+        return f"the adapters {named}" if named else "no adapters"
 
     def _require_weights(self, hook: str, weight_version: int, adapter: str | None = None) -> None:
         """ContractError unless this version of an adapter is held; None is any."""
