@@ -3,6 +3,7 @@
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlcore_torchkit.testing.models import make_model
@@ -48,7 +49,7 @@ def test_self_distillation_lowers_the_divergence(run):
 
 def test_evolution_finds_better_prefixes(run):
     best = run("evolve.py")["best"]
-    assert best == sorted(best)
+    assert (np.diff(best) > -1e-4).all()  # the same prefix in another batch is rounded otherwise
     assert best[-1] > best[0] + 0.1
 
 

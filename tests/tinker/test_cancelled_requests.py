@@ -28,7 +28,9 @@ class Labels:
         self.num_calls, self.cut = 0, 0
         self.cancel: Callable[[], object] = lambda: None
 
-    def use_adapter(self, name: str, *, seed: int | None = None, drops: Sequence[str] = ()) -> None:
+    holds_adapters = False
+
+    def use_adapter(self, name: str, *, seed: int | None = None, rank: int | None = None, drops: Sequence[str] = ()) -> None:
         self._begin_call()
         if seed is not None:
             self.held[name] = f"{name} untrained"
@@ -36,7 +38,7 @@ class Labels:
         for one in drops:
             del self.held[one]
 
-    def sync(self) -> None:
+    def sync(self, name: str | None = None) -> None:
         self._begin_call()
         self.generated = self.held[self.adapter]
 
@@ -45,7 +47,7 @@ class Labels:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "label").write_text(self.held[self.adapter])
 
-    def load(self, directory: Path, optimizer: bool) -> None:
+    def load(self, directory: Path, optimizer: bool, name: str | None = None) -> None:
         self._begin_call()
         self.held[self.adapter] = self.generated = (directory / "label").read_text()
 
@@ -102,7 +104,7 @@ def test_adapters_stay_where_the_server_knows_them(tmp_path: Path, case: str, cu
     async def run() -> tuple[bool, dict[str, str], dict[str, str]]:
         session: Any = Labels()
         pool = AdapterPool(session, tmp_path / "scratch")
-        models = {name: pool.open(name, seed) for seed, name in enumerate("ab")}
+        models = {name: pool.open(name, seed, None) for seed, name in enumerate("ab")}
         for model in models.values():
             await model.begin(None, BASE, optimizer=True)
         async with models["a"].training():

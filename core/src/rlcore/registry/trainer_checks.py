@@ -64,7 +64,7 @@ def _check_update(
     if request.gradient_norms:
         check_metrics("gradient_norms", result.gradient_norms)
     elif result.gradient_norms is not None:
-        raise ContractError("gradient_norms: found some; expected None, since they were not asked for")
+        raise spi.ContractError("gradient_norms: found some; expected None, since they were not asked for")
 
 
 def _check_gradients(
