@@ -2,11 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from tinker_server import KEY, RANK, Address, serving
+
+from rlcore.config.model import ModelConfig
+from rlcore.config.plugin_choice import NamedPluginChoice
+from rlcore.config.recipe import Recipe
+from rlcore.spi import LoraSpec
+from rlcore_tinker.server import served_model
 
 tinker = pytest.importorskip("tinker", reason="needs the client: pip install tinker")
 
@@ -157,3 +164,26 @@ def test_unembedding_may_be_left_out(service: Any, server: Address) -> None:
     """No adapter of a recipe is on it."""
     asked = {"base_model": server.model, "rank": RANK, "train_unembed": False}
     assert service.create_lora_training_client(**asked).result().get_info().lora_rank == RANK
+
+
+@pytest.mark.parametrize(
+    ("lora", "has_adapters", "ranks"),
+    [
+        (LoraSpec(rank=8), True, (1, 8)),
+        (LoraSpec(rank=8, init_from="adapter"), True, (8, 8)),
+        (LoraSpec(rank=8), False, (8, 8)),
+        (None, False, (1, None)),
+    ],
+    ids=["any", "of files", "one adapter", "all weights"],
+)
+def test_ranks_of_recipes(lora: LoraSpec | None, has_adapters: bool, ranks: tuple[int, int | None]) -> None:
+    """The lowest and the highest that clients may ask for."""
+    recipe = Recipe(
+        model=ModelConfig(path="org/model"),
+        algorithm=NamedPluginChoice(name="own_loop"),
+        environment=NamedPluginChoice(name="none"),
+        lora=lora,
+    )
+    plan, tokenizer = SimpleNamespace(recipe=recipe), SimpleNamespace(vocab_size=10)
+    served = served_model(SimpleNamespace(plan=plan, tokenizer=tokenizer, has_adapters=has_adapters), None)
+    assert (served.least_rank, served.lora_rank) == ranks

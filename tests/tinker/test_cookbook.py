@@ -1,21 +1,29 @@
 """Recipes of tinker-cookbook, unmodified, against a server: with rows of this file in place of the Hub's."""
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from taught_model import make_taught_model
 from tinker_server import KEY, Address, serving
-
-from rlcore_torchkit.testing.models import make_model
 
 MODEL = "meta-llama/Llama-3.1-8B"
 """A name for which the cookbook knows a renderer without special tokens. In the working directory it is a small model's."""
+CALLS = [f'<tool_call>\n{{"name": "read_page", "arguments": {{"page": {number}}}}}\n</tool_call>' for number in (1, 2)]
+ANSWERS = [f"Answer: {number}" for number in range(1, 4)]
+REPLIES = {
+    "<|im_start|>assistant\n": [*CALLS, *ANSWERS],
+    **{one: ["<|im_end|>"] for one in (*CALLS, *ANSWERS)},
+    ":": ["\\boxed{1}", "\\boxed{2}"],
+}
+"""What the model answers to a turn of a chat with tools, or of plain text."""
 ROWS = """
-import runpy, sys
+import random, runpy, sys
 import datasets
 from datasets import Dataset, DatasetDict
 
@@ -30,6 +38,9 @@ def rows(number):
     }
 
 def load_dataset(path, *args, split=None, **kwargs):
+    if path == "Salesforce/wikitext":
+        words = random.Random(0).choices("the house until river when castle after game".split(), k=20_000)
+        return Dataset.from_list([{"text": " ".join(words[first : first + 50])} for first in range(0, len(words), 50)])
     made = Dataset.from_list([rows(number) for number in range(12)])
     return made if split else DatasetDict(train=made, test=made)
 
@@ -42,8 +53,11 @@ RECIPES = {
     "rl_loop": ["batch_size=2", "group_size=4", "max_tokens=8"],
     "preference.dpo.train": ["renderer_name=role_colon", "batch_size=4", "max_length=200", "learning_rate=1e-3"],
 }
+NUMERICS = "rl_numerics_check.train"
+PAGES = ["task.num_pages_min=2", "task.num_pages_max=2", "task.page_chars=60", "task.reward_tolerance=1.0"]
+MOST_KL = 2e-4
+"""The mean log-probability of the sampler less the trainer's that this recipe calls healthy for dense models."""
 pytestmark = [
-    pytest.mark.wide(keep=["sl_loop"]),
     pytest.mark.skipif(find_spec("tinker_cookbook") is None, reason="needs the cookbook, whose pins exclude this transformers"),
 ]
 
@@ -52,7 +66,7 @@ pytestmark = [
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory with the model and the script."""
     made: Path = tmp_path_factory.mktemp("cookbook")
-    make_model(made / MODEL, max_length=2048)
+    make_taught_model(made / MODEL, REPLIES)
     (made / "recipe.py").write_text(ROWS)
     return made
 
@@ -65,13 +79,34 @@ def cookbook_server(folder: Path) -> Iterator[Address]:
         yield address
 
 
+@pytest.mark.wide(keep=["sl_loop"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_runs_to_its_end(cookbook_server: Address, folder: Path, recipe: str) -> None:
+    metrics, checkpoints = ran(cookbook_server, folder, recipe, ["max_steps=2", *RECIPES[recipe]])
+    assert len(metrics) >= 2
+    assert "tinker://" in checkpoints
+
+
+@pytest.mark.wide
+def test_numerics_check_of_turns_with_tools_passes(cookbook_server: Address, folder: Path) -> None:
+    """Its own bound holds in every step, after updates too, and episodes have several turns that call the tool."""
+    options = ["renderer_name=qwen3_instruct", *PAGES, "group_size=8", "groups_per_batch=4", "max_tokens=8", "max_steps=3"]
+    metrics, _ = ran(cookbook_server, folder, NUMERICS, [*options, "learning_rate=1e-3", "lora_rank=16"])
+    assert len(metrics) == 3
+    for step in metrics:
+        assert abs(step["optim/kl_sample_train_v1"]) < MOST_KL, step
+        assert step["optim/kl_sample_train_v2"] < MOST_KL, step
+        assert step["env/all/turns_per_episode"] > 1.3, step
+        assert step["env/all/pages_read"] > 0.2, step
+
+
+def ran(server: Address, folder: Path, recipe: str, options: Sequence[str]) -> tuple[list[dict[str, float]], str]:
+    """Run a recipe to its end; return its metrics by steps, and the text on its checkpoints."""
     log = folder / f"log-{recipe}"
-    arguments = [f"base_url={cookbook_server.url}", f"model_name={MODEL}", f"log_path={log}", "max_steps=2", *RECIPES[recipe]]
+    arguments = [f"base_url={server.url}", f"model_name={MODEL}", f"log_path={log}", *options]
     command = [sys.executable, "-W", "ignore", "recipe.py", f"tinker_cookbook.recipes.{recipe}", *arguments]
     environment = {**os.environ, "TINKER_API_KEY": KEY, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
-    assert len((log / "metrics.jsonl").read_text().splitlines()) >= 2
-    assert "tinker://" in (log / "checkpoints.jsonl").read_text()
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
+    metrics = [json.loads(line) for line in (log / "metrics.jsonl").read_text().splitlines()]
+    return metrics, (log / "checkpoints.jsonl").read_text()
