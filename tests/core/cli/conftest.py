@@ -11,16 +11,16 @@ from click.testing import CliRunner, Result
 
 import rlcore.run.evaluate
 import rlcore.run.plan.prepare
-import rlcore.run.plan.preview
 import rlcore.run.train
+import rlcore_doctor.preview
 from rlcore.cli.main import cli
 from rlcore.config.data import DataConfig, DatasetConfig
 from rlcore.config.model import ModelConfig
 from rlcore.config.plugin_choice import NamedPluginChoice, PluginChoice
 from rlcore.config.recipe import Recipe
 from rlcore.registry.discovery import Entry, ObserverEntry
-from rlcore.run.plan.preview import Preview
 from rlcore.spi import Provider
+from rlcore_doctor.preview import Preview
 
 
 def entry(role: str, name: str, priority: int = 50) -> Entry:
@@ -94,7 +94,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         return Preview(rows={"train": "3 rows of x.jsonl"}, first_prompt="<bos>1+1=\n", notes=("odd",))
 
     monkeypatch.setattr(rlcore.run.plan.prepare, "prepare", prepare)
-    monkeypatch.setattr(rlcore.run.plan.preview, "preview", preview)
+    monkeypatch.setattr(rlcore_doctor.preview, "preview", preview)
     monkeypatch.setattr(rlcore.run.train, "train", train)
     monkeypatch.setattr(rlcore.run.evaluate, "evaluate", evaluate)
     return calls

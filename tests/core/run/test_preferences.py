@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from rlcore.run.plan.preview import preview
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import ConfigError, DataError, LogprobsRequest, TrainStepRequest, hookimpl
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.trainer import FakeTrainer
+from rlcore_doctor.preview import preview
 
 from .conftest import read_metrics  # type: ignore[import-not-found]
 

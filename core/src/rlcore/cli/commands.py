@@ -10,5 +10,4 @@ def _core_command(name: str, text: str, command: str, priority: int) -> CommandS
 
 TRAIN = _core_command("train", "Train a model.", "train:train_command", 90)
 EVAL = _core_command("eval", "Measure a model on held-out problems.", "evaluate:eval_command", 85)
-CHECK = _core_command("check", "Check a recipe and say what would run.", "check:check_command", 55)
 CONFIG = _core_command("config", "Print a recipe with every default.", "config:config_command", 40)

@@ -1,7 +1,14 @@
-"""The descriptions of `rlcore doctor`, `rlcore plugins` and `rlcore version`."""
+"""The descriptions of `rlcore check`, `rlcore doctor`, `rlcore plugins` and `rlcore version`."""
 
 from rlcore.spi import SPI_VERSION, CommandSpec
 
+CHECK = CommandSpec(
+    name="check",
+    spi=SPI_VERSION,
+    help="Check a recipe and say what would run.",
+    command="rlcore_doctor.check_command:check_command",
+    priority=55,
+)
 DOCTOR = CommandSpec(
     name="doctor",
     spi=SPI_VERSION,

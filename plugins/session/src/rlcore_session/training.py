@@ -177,14 +177,14 @@ class Training:
         used, found = self.adapter, {}
         try:
             for name, piece in pieces.items():
-                self.use_adapter(name, None, ())
+                self.use_adapter(name, None, None, ())
                 found[name] = self.forward_backward(piece)
         except BaseException as error:
             self._drop(pieces, error)
             raise
         finally:
             if self.is_usable:
-                self.use_adapter(used, None, ())
+                self.use_adapter(used, None, None, ())
         return found
 
     def _counts(self, adapter: str) -> ParkedAdapter:

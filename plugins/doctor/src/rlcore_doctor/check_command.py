@@ -29,7 +29,7 @@ def check_command(recipe: Path, overrides: tuple[str, ...]) -> None:
     and shows the first prompt as the model will see it. Builds no model, and fetches nothing from the Hub.
     """
     from rlcore.run.plan.prepare import prepare, require_device
-    from rlcore.run.plan.preview import preview
+    from rlcore_doctor.preview import preview
 
     prepared = prepare(recipe, overrides)
     require_device(prepared)

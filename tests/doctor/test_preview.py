@@ -9,11 +9,13 @@ from attrs import evolve
 from data_support import require_source
 
 from rlcore.registry.discovery import Registry
-from rlcore.run.plan.preview import preview
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import DataError, capabilities
 from rlcore.testing.fakes import FakeTokenizer, fake_registry
 from rlcore.testing.fakes.providers import FAKE_ENVIRONMENT
+from rlcore_doctor.preview import preview
+
+from ..core.run.conftest import prepared as prepared  # type: ignore[import-not-found]
 
 Prepare = Callable[..., RunPlan]
 
