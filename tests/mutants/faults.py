@@ -632,7 +632,7 @@ FAULTS = (
     Fault(
         "what adapters have learned never arrives",
         "rlcore_fsdp2.export",
-        "return merged(whole(weight, weight.dtype, device), a, b, lora.scale).to(dtype)",
+        "return merged(whole(weight, weight.dtype, device), a, b, self.adapters.scale).to(dtype)",
         "return whole(weight, dtype, device)",
         LORA.format("fsdp2-transformers-merged"),
     ),
@@ -646,7 +646,7 @@ FAULTS = (
     Fault(
         "adapters are merged without their scale",
         "rlcore_fsdp2.export",
-        "return merged(whole(weight, weight.dtype, device), a, b, lora.scale).to(dtype)",
+        "return merged(whole(weight, weight.dtype, device), a, b, self.adapters.scale).to(dtype)",
         "return merged(whole(weight, weight.dtype, device), a, b, 1.0).to(dtype)",
         LORA.format("fsdp2-transformers-merged"),
     ),
@@ -874,6 +874,20 @@ FAULTS = (
         "self.adapters.begun = load_reference(request.directory)",
         "pass",
         "tests/system/test_lora.py::test_a_run_begins_with_the_adapters_of_another[fsdp2]",
+    ),
+    Fault(
+        "adapters of a smaller rank have the scale of the whole one",
+        "rlcore_fsdp2.adapters",
+        "return self.spec.alpha / self.rank",
+        "return self.spec.scale",
+        "tests/fsdp2_backend/test_adapter_ranks.py::test_smaller_rank_equals_a_recipe_of_that_rank[adamw]",
+    ),
+    Fault(
+        "factors of a smaller rank reach the generator without its scale",
+        "rlcore_fsdp2.export",
+        "return self.adapters.spec.rank / self.adapters.rank",
+        "return 1.0",
+        "tests/fsdp2_backend/test_adapter_ranks.py::test_exports_agree_with_peft",
     ),
     Fault(
         "no pair is told by how much it is better",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rlcore_torchkit.testing.models import make_model
 
-NUM_STEPS, BATCH, LENGTH, PLACE = 300, 32, 24, 12
+NUM_STEPS, BATCH, LENGTH, PLACE = 400, 32, 24, 12
 
 
 def make_taught_model(directory: Path, replies: Mapping[str, Sequence[str]]) -> Path:

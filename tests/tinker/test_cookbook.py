@@ -14,8 +14,8 @@ from tinker_server import KEY, Address, serving
 
 MODEL = "meta-llama/Llama-3.1-8B"
 """A name for which the cookbook knows a renderer without special tokens. In the working directory it is a small model's."""
-CALLS = [f'<tool_call>\n{{"name": "read_page", "arguments": {{"page": {number}}}}}\n</tool_call>' for number in (1, 2)]
-ANSWERS = [f"Answer: {number}" for number in range(1, 4)]
+CALLS = [f'<tool_call>\n{{"name": "read_page", "arguments": {{"page": {number}}}}}\n</tool_call>' for number in range(1, 5)]
+ANSWERS = [f"Answer: {number}" for number in (1, 2)]
 REPLIES = {
     "<|im_start|>assistant\n": [*CALLS, *ANSWERS],
     **{one: ["<|im_end|>"] for one in (*CALLS, *ANSWERS)},
@@ -74,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cookbook_server(folder: Path) -> Iterator[Address]:
     """A server of the model by the cookbook's name."""
-    lengths = {"max_prompt_tokens": 1500, "max_response_tokens": 500}
+    lengths = {"max_prompt_tokens": 3500, "max_response_tokens": 500}
     with serving(folder / "served", folder / MODEL, lora={"rank": 32}, name=MODEL, rollout=lengths) as address:
         yield address
 

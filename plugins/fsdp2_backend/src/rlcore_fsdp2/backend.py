@@ -272,7 +272,8 @@ class Fsdp2Backend:
             if not request.optimizer:
                 self._optimizer.state.clear()  # as before the first step
             if self.adapters is not None:
-                self.adapters.rank, self.adapters.begun = rank or self.adapters.spec.rank, load_reference(request.directory)
+                self.adapters.rank = rank or self.adapters.spec.rank
+                self.adapters.begun = load_reference(request.directory)
             self._refresh()
         return spi.LoadStateResult(weight_version=self._weight_version)
 
