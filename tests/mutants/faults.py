@@ -495,8 +495,8 @@ FAULTS = (
     Fault(
         "the last microbatch of an update is left out",
         TRAINER,
-        "result = gradients_of(self.handle, evolve(request, microbatches=microbatches))",
-        "result = gradients_of(self.handle, evolve(request, microbatches=microbatches[:-1]))",
+        "return evolve(request, microbatches=tuple(read_by(request.loss, one) for one in cut.microbatches))",
+        "return evolve(request, microbatches=tuple(read_by(request.loss, one) for one in cut.microbatches[:-1]))",
         WITH_KL,
     ),
     Fault(
@@ -538,8 +538,8 @@ FAULTS = (
     Fault(
         "the two answers of a pair go to two microbatches",
         TRAINER,
-        "cut = self._cut(read, minibatch.sequences, self._groups(batch, minibatch.sequences))",
-        "cut = self._cut(read, minibatch.sequences, None)",
+        "return self._cut(read_by(request.loss, batch), sequences, self._groups(batch, sequences))",
+        "return self._cut(read_by(request.loss, batch), sequences, None)",
         "tests/core/run/test_preferences.py::test_pairs_are_learned_and_stay_together",
     ),
     Fault(
@@ -566,8 +566,8 @@ FAULTS = (
     # The handles
     Fault(
         "a trainer's version is not followed",
-        "rlcore.registry.trainer_handle",
-        "_check_version(result.weight_version, request.weight_version + 1)",
+        "rlcore.registry.trainer_checks",
+        "check_version(result.weight_version, request.weight_version + 1)",
         "pass",
         "tests/core/registry/test_trainer_handle.py",
     ),
@@ -653,8 +653,8 @@ FAULTS = (
     Fault(
         "adapters that travel alone never arrive",
         "rlcore_vllm.ranks.weight_transfer",
-        "if lora is not None:",
-        "if lora is not None and self._announced().has_weights:",
+        "if lora is None:",
+        "if lora is None or not manifest.has_weights:",
         LORA.format("fsdp2-vllm-auto"),
     ),
     Fault(

@@ -86,7 +86,9 @@ def _unexpected(error: BaseException, ctx: click.Context) -> str:
     origin = "This is a defect of rlcore, of a plugin, or of a library that they use."
     if isinstance(error, ImportError):
         origin = "`rlcore doctor` lists packages that do not fit together."
-    text = f"unexpected {what}. {origin if owner is None else f'It comes from {owner}, or from a library that it uses.'}"
+    elif owner is not None:
+        origin = f"It comes from {owner}, or from a library that it uses."
+    text = f"unexpected {what}. {origin}"
     if ctx.params.get("debug"):
         return text
     run_directory = ctx.meta.get(RUN_DIRECTORY)

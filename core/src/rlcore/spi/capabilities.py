@@ -96,9 +96,8 @@ ADAPTER_REFIT = "adapter_refit"
 """ExportWeightsRequest.adapters and GeneratorContext.lora: adapters are sent without the weights that they do not change, and
 generation adds them to these."""
 MANY_ADAPTERS = "many_adapters"
-"""Of a trainer, use_adapter: several adapters train on one base model by turns, and none changes a bit of another. Of a
-generator, GeneratorContext.max_adapters: it holds several adapters, each with a version, and requests name the one that
-samples."""
+"""Several adapters on one base model. A trainer's train by turns, and none changes a bit of another (use_adapter). A generator
+holds several, each with a version, and requests name the one that samples (GeneratorContext.max_adapters)."""
 DELTA_REFIT = "delta_refit"
 """ExportWeightsRequest.delta and RefitRequest.delta: refits bring changes alone, to copies that both ends keep."""
 RESIDENCY = "residency"

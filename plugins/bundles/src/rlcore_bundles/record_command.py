@@ -32,8 +32,11 @@ SHOWN = 5
     help="The prompts: as they are, their hashes alone, or none. Without them no model can compute the step again.",
 )
 def record_command(run: Path, overrides: Sequence[str], step: int, output: Path, weights: Any, prompts: str) -> None:
-    """Write one step of RUN, a run directory, to a bundle. The step is computed again from the checkpoint before it, and its
-    figures are compared with those of the run. KEY=VALUE overrides the recipe, such as a secret that recipe.toml leaves out."""
+    """Write one step of a run to a bundle.
+
+    The step is computed again from the checkpoint before it in RUN, a run directory, and its figures are compared with those of
+    the run. KEY=VALUE overrides the recipe, such as a secret that recipe.toml leaves out.
+    """
     form: Any = prompts.replace("-", " ")
     found = record(run, step, output, overrides, weights=weights, prompts=form, tell=lambda text: click.echo(text, err=True))
     click.echo(f"{output}: step {step}, {found.num_bytes / MIB:.1f} MiB, with {_weights(weights)}")

@@ -34,8 +34,10 @@ def replay_command(
     no_rewards: bool,
     as_json: bool,
 ) -> None:
-    """Compute the step of BUNDLE again and name the first quantity that differs by more than rounding. KEY=VALUE overrides the
-    recipe, as with `rlcore train`. The exit code is 1 where a quantity differs."""
+    """Compute a bundle's step again, and name the first difference.
+
+    KEY=VALUE overrides the recipe, as with `rlcore train`. The exit code is 1 where a quantity differs by more than rounding.
+    """
     named = {"trainer.name": trainer, "run.device": device, "model.dtype": dtype}
     given = [f"{key}={value}" for key, value in named.items() if value is not None]
     found = replay(
