@@ -53,9 +53,7 @@ class Loop:
                 scored = self._score(samples)
                 training = self.algorithm.build_batch(scored)  # advantages, and the loss that reads them
                 step = TrainedStep(step=position.step + 1, sampled=samples, scored=scored, trained=training.batch)
-                for observer in self.observers:
-                    observer.on_batch(step)
-                figures = self._update(training)
+                figures = self._update(step, training)
                 if self.source.generates:  # for the next step
                     self.weights.refit(position.weight_version, before_change=self.source.make_way)
                 position.unlogged = self._metrics_of(step, {**training.metrics, **figures})
@@ -107,14 +105,16 @@ class Loop:
             samples = scorer.score(samples, self.position)
         return samples
 
-    def _update(self, training: spi.TrainingBatch) -> dict[str, float]:
+    def _update(self, step: TrainedStep, training: spi.TrainingBatch) -> dict[str, float]:
         """Make all updates of a step; none where there is nothing to learn from."""
         self.weights.to_training()
-        step, first_version = self.position.step + 1, self.position.weight_version
+        for observer in self.observers:
+            observer.on_batch(step)
+        first_version = self.position.weight_version
         figures: dict[str, float] = {}
-        if minibatches := minibatches_with_signal(training, self.recipe, step, self.progress.note):
+        if minibatches := minibatches_with_signal(training, self.recipe, step.step, self.progress.note):
             for learner in self.learners:
-                figures |= learner.train(step, minibatches, training, self.position)
+                figures |= learner.train(step.step, minibatches, training, self.position)
         version = self.position.weight_version
         return figures | {"weight_version": float(version), "updates": float(version - first_version)}
 

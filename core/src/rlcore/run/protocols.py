@@ -198,7 +198,7 @@ class LoopObserver:
         return {}
 
     def on_batch(self, step: TrainedStep) -> None:
-        """The batch of a step is made; its updates follow."""
+        """The batch of a step is made, and the trainer is where it trains; its updates follow."""
 
     def on_step_trained(self, step: TrainedStep) -> Mapping[str, float]:  # noqa: ARG002 - likewise
         """The updates of a step are made, and the step does not count yet. Return metrics of it."""

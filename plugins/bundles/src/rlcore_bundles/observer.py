@@ -86,7 +86,7 @@ class BundleObserver(LoopObserver):
         self._step, self._version = step, step.sampled.weight_version
         self._notes.begin(wanted=wanted)
         if self._weights != "none" and wanted:
-            self._notes.on_first_update = self._save_weights
+            self._save_weights()
 
     def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
         """See LoopObserver."""
@@ -125,7 +125,7 @@ class BundleObserver(LoopObserver):
         return self._run.directory.path / "bundles" / f".weights-{step:06d}"
 
     def _save_weights(self) -> None:
-        """Save the weights that the step begins with, before its first update."""
+        """Save the weights that the step begins with."""
         assert self._trainer is not None
         assert self._step is not None
         aside = self._aside(self._step.step)

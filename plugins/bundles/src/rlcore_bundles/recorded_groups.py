@@ -1,6 +1,6 @@
 """Trainer and route of a run whose calls are noted."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -24,8 +24,6 @@ class Notes:
     """float32 [T] by name: log-probabilities that the losses of the step read."""
     digests_before: Mapping[str, int] = field(factory=dict)
     digests_after: Mapping[str, int] = field(factory=dict)
-    on_first_update: Callable[[], None] | None = None
-    """Called before the first update of a step."""
 
     def begin(self, *, wanted: bool) -> None:
         """Begin a step."""
@@ -47,7 +45,6 @@ class RecordedTrainer:
         self, minibatches: Sequence[Minibatch], columns: Sequence[LogprobsColumn], read: Collection[str], weight_version: int
     ) -> list[Minibatch]:
         """See TrainerGroup. The columns may stay on ranks, so that those of a step which is written are computed once more."""
-        self._begin_updates()
         if self.notes.wanted:
             for column in columns:
                 sequences = np.sort(np.concatenate([one.sequences for one in minibatches[column.first :]]))
@@ -60,7 +57,6 @@ class RecordedTrainer:
         self, minibatch: Minibatch, loss: LossSpec, weight_version: int, *, logprobs: bool, **options: Any
     ) -> tuple[TrainStepResult, Float32Array | None]:
         """See TrainerGroup."""
-        self._begin_updates()
         wants = logprobs or (self.notes.wanted and self.inner.has(capabilities.STEP_LOGPROBS))
         norms = self.notes.wanted and self.inner.has(capabilities.GRADIENT_NORMS)
         given = {"gradient_norms": True} if norms else {}
@@ -95,11 +91,6 @@ class RecordedTrainer:
             )
         )
         return result, found if logprobs else None
-
-    def _begin_updates(self) -> None:
-        begin, self.notes.on_first_update = self.notes.on_first_update, None
-        if begin is not None:
-            begin()
 
 
 @frozen(eq=False)
