@@ -1,4 +1,4 @@
-"""The descriptions of the commands on bundles, and of the observer that writes them."""
+"""The descriptions of the commands on bundles and runs, and of the observer that writes bundles."""
 
 from rlcore.spi import SPI_VERSION, CommandSpec, LoopObserverProvider
 
@@ -15,5 +15,12 @@ REPLAY = CommandSpec(
     help="Compute a bundle's step again, and name the first difference.",
     command="rlcore_bundles.replay_command:replay_command",
     priority=61,
+)
+DIFF = CommandSpec(
+    name="diff",
+    spi=SPI_VERSION,
+    help="Name the step, the figure and the token where two runs part.",
+    command="rlcore_bundles.diff_command:diff_command",
+    priority=60,
 )
 BUNDLES = LoopObserverProvider(name="bundles", spi=SPI_VERSION, observer="rlcore_bundles.observer:BundleObserver")
