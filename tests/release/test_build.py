@@ -142,7 +142,7 @@ def test_packages_install_by_name_and_find_each_other(built, environment):
     python = environment / "bin/python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "--isolated", "install"]
     options = ["--quiet", "--no-compile", "--no-index", "--find-links", str(built)]
-    subprocess.run([*pip, *options, "rlcore", "rlcore-megatron", "rlcore-grpo"], check=True)
+    subprocess.run([*pip, *options, "rlcore", "rlcore-doctor", "rlcore-megatron", "rlcore-grpo"], check=True)
     listing = subprocess.run(
         [environment / "bin/rlcore", "plugins", "--json"], check=True, capture_output=True, text=True, cwd=environment
     ).stdout
