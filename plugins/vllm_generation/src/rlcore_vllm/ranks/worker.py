@@ -73,7 +73,7 @@ class WorkerExtension:
         with _current_device(self.device):
             return self._rlcore_recorders.carry_out(orders, worker.model_runner)
 
-    def rlcore_held_digests(self, adapter: int) -> dict[str, int]:
+    def rlcore_held_digests(self, adapter: int = 0) -> dict[str, int]:
         """The digests of what this rank computes with: of the model, or of the slot of an adapter by its number."""
         worker: Any = self
         with _current_device(self.device):
