@@ -117,7 +117,7 @@ def checkpoint_files(place: Place) -> None:
         checkpoint, "safe_open", lambda path, kind: opened.append(path.stem) or Counted(real_open(path, kind), blocks)
     )
     with counted_text, counted_open:
-        assert checkpoint.load(directory, policy, optimizer) == 7
+        assert checkpoint.load(directory, policy, optimizer) == (7, None)
     assert len(texts) == (place.num_ranks if place.rank == 0 else 0)
     for name, parameter in policy.named_parameters():
         assert torch.equal(local(parameter), saved[name]), name

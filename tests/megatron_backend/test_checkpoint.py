@@ -153,7 +153,14 @@ def test_weights_and_moments_go_by_megatrons_names(trained: MegatronBackend, tmp
     save(trained, tmp_path / "saved")
     index = json.loads((tmp_path / "saved" / "trainer.json").read_text())
     kind = {"name": "adamw", "moments": "float32", "outside_muon": []}
-    assert index == {"format": 1, "weight_version": 2, "optimizer_steps": 2, "world_size": 1, "optimizer": kind}
+    assert index == {
+        "format": 1,
+        "weight_version": 2,
+        "optimizer_steps": 2,
+        "world_size": 1,
+        "optimizer": kind,
+        "lora_rank": None,
+    }
     stored = _load_state_dict_from_keys(checkpoint_id=tmp_path / "saved" / "state")
     name = "decoder.layers.3.mlp.linear_fc1.weight"
     assert {f"{prefix}{name}{half}" for prefix in PREFIXES for half in ("_w", "_v")} <= stored.keys()

@@ -32,7 +32,7 @@ def test_auto_prefers_it_on_cuda_alone_and_naming_runs_it_on_a_cpu_too() -> None
 
 
 def test_it_can_do_what_fsdp2_can() -> None:
-    assert PROVIDER.capabilities == FSDP2.capabilities
+    assert PROVIDER.capabilities | {capabilities.ADAPTERS_TOGETHER} == FSDP2.capabilities
 
 
 def test_auto_says_that_it_took_fsdp2_and_why(installed) -> None:

@@ -156,7 +156,7 @@ class GeneratorUnderTest:
         when: str = "",
     ) -> None:
         """The sampled tokens' log-probabilities are the reference's; `when` begins the message."""
-        greatest = logprob_errors(policy, question, result, sampling, self.edge).max()
+        greatest = logprob_errors(policy, question, result, sampling, self.edge).max(initial=0.0)
         assert greatest <= self.tolerance, f"{when}log-probabilities are off by up to {greatest:.3g} nats"
 
     def move(self, weights: Place, state: Place, *, discard_weights: bool = False) -> int:

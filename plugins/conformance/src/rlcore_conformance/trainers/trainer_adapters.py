@@ -92,10 +92,13 @@ class TrainerAdapters(TrainerFixtures):
         trainer.handle.use_adapter(UseAdapterRequest(name="one", seed=SEEDS["one"], rank=smaller.rank))
         for version in range(NUM_STEPS):
             trainer.step((make_batch(reference.vocab_size, seed=version),), version)
-        trainer.save(tmp_path / "resume")
+        resume, peft = tmp_path / "resume", tmp_path / "peft"
+        resume.mkdir()
+        peft.mkdir()
+        trainer.save(resume)
         begin(trainer, "two")
-        trainer.load(tmp_path / "resume")
-        weights, products = trainer.weights(NUM_STEPS), saved_products(trainer, smaller, tmp_path / "peft")
+        trainer.load(resume)
+        weights, products = trainer.weights(NUM_STEPS), saved_products(trainer, smaller, peft)
         assert any(product.any() for product in products.values()), "the adapter did not move"
         for name, before in initial.items():
             np.testing.assert_allclose(weights[name] - before, products.get(name, 0.0), rtol=0, atol=1e-5, err_msg=name)
