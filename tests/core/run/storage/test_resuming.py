@@ -152,7 +152,7 @@ class EvaluationDies(FakeGenerator):
     dies = True
 
     def begin(self, request):
-        if self.dies and request.sampling.temperature == 0.0 and self.versions.get("") == 8:
+        if self.dies and request.sampling.temperature == 0.0 and self.weight_version == 8:
             raise RuntimeError("the evaluation fails")
         return super().begin(request)
 

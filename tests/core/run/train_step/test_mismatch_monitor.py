@@ -45,7 +45,7 @@ def lie(monkeypatch: pytest.MonkeyPatch) -> Lie:
         def step(self: FakeGenerator, samples: RunningSamples) -> Any:
             running, position = samples.left, samples.num_steps
             ended = honest(self, samples)
-            if self.versions[""] in versions and position % 3 == 0:
+            if self.weight_version in versions and position % 3 == 0:
                 samples.logprobs[running, position] -= nats
             return ended
 

@@ -157,6 +157,11 @@ class FakeGenerator:
         for name in request.drops:
             del self.adapted[name], self.versions[name]
 
+    @property
+    def weight_version(self) -> int:
+        """Return the version of the weights held; -1 where none count."""
+        return self.versions.get("", -1)
+
     def drop_weights(self) -> None:
         """Hold nothing."""
         self.weights, self.adapted, self.versions, self.is_whole = {}, {}, {}, False
