@@ -105,18 +105,21 @@ def _true_interrupts(what: str, is_main: bool) -> Iterator[None]:
             if signal.getsignal(number) is note:
                 signal.signal(number, handler)
 
-    was_replaced = False
+    was_replaced = is_inside = False
     try:
         try:
             for number in handlers:
                 signal.signal(number, note)
+            is_inside = True
             yield
+            is_inside = False
         finally:
             was_replaced = any(signal.getsignal(number) is not note for number in handlers)
             restore()
     except BaseException as error:
         restore()  # Ctrl-C may have interrupted the first call
-        if not isinstance(error, KeyboardInterrupt) or arrived or was_replaced:  # by a handler of the code itself
+        # Outside the block nothing of it runs; a handler of its own raises where it has replaced ours.
+        if not isinstance(error, KeyboardInterrupt) or arrived or was_replaced or not is_inside:
             raise
         raise FalseInterruptError(f"{what} raised KeyboardInterrupt without Ctrl-C{_place(error.__traceback__)}") from error
 
