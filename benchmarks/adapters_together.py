@@ -41,7 +41,7 @@ from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.config import Fsdp2Config
 
 FLOOR_BYTES = 16
-"""Of each element of an adapter: weight, gradient and two moments in float32."""
+"""Bytes of each element of an adapter: weight, gradient and two moments in float32."""
 
 
 def negative_loglikelihood(inputs: LossInputs, _config: None) -> LossOutput:

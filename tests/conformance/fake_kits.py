@@ -207,7 +207,7 @@ class FakeGeneratorConformance(GeneratorConformance):
 
     @pytest.fixture
     def adapter_scale(self) -> float:
-        """What changes the tables as much as their own values are."""
+        """Adapters that change the tables as much as their own values are."""
         return 0.5
 
     @pytest.fixture

@@ -158,7 +158,7 @@ class DropsTheOldestToo(FakeGenerator):
 
 @killed_by(BELOW)
 class AdaptersStayOnTheFirstWeights(FakeGenerator):
-    """What came alone is added to the weights of the first refit."""
+    """Adapters that came alone are added to the weights of the first refit."""
 
     def take_adapter(self, adapter, lora, request):
         first = self.__dict__.setdefault("first", dict(self.weights))

@@ -29,7 +29,7 @@ class NormsAfterClipping(WrongNorms):
 
 @killed_by(NORMS)
 class DuplicateCountedTwice(WrongNorms):
-    """As where each of two ranks that hold the same tensor adds it."""
+    """Counts a tensor twice, as two ranks that both add it do."""
 
     def changed(self, norms):
         return {**norms, TRANSITION: 2**0.5 * norms[TRANSITION]}

@@ -1,4 +1,4 @@
-"""What each of several ranks does to compare adapters together with those by turns, in one layout after another."""
+"""The cases of several ranks that compare adapters together with those by turns, in one layout after another."""
 
 from collections.abc import Mapping
 from functools import partial

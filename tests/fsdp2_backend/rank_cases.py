@@ -1,4 +1,4 @@
-"""What holds for adapters of a smaller rank than the recipe's, whatever the trainer."""
+"""Checks of adapters of a smaller rank than the recipe's, whatever the trainer."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -87,7 +87,7 @@ def save(backend: Any, directory: Path, kind: str = "resume") -> Path:
 
 
 def check_equals_a_recipe_of_that_rank(make: Make, model: Path, case: Case, tmp_path: Path) -> None:
-    """What is behind the rank stays zero to the bit, and what is before it trains as where the recipe has that rank."""
+    """Rows behind the rank stay zero to the bit, and those before it train as where the recipe has that rank."""
     alone = make(context_of(model, case, SMALL))
     train(alone)
     expected, logprobs = saved_adapters(alone, tmp_path / "alone"), logprobs_of(alone, NUM_STEPS)
@@ -141,7 +141,7 @@ def peft_logprobs(model: Path, adapter: Path) -> np.ndarray:
 
 
 def check_rank_is_remembered(make: Make, model: Path, tmp_path: Path) -> None:
-    """By an adapter that others took turns with, and by a checkpoint, which another adapter or trainer loads."""
+    """The rank is kept by an adapter that others took turns with, and by a checkpoint that another adapter or trainer loads."""
     backend = make(context_of(model, CASES["adamw"]))
     begin(backend)
     train(backend, 0, 1)
@@ -173,7 +173,7 @@ def ranks_of(adapters: Mapping[str, torch.Tensor]) -> set[int]:
 
 
 def run_layout(rank: int, num_ranks: int, root: Path, make: Callable[[TrainerContext, str], Any], layout: str) -> None:
-    """What each rank does to train and save an adapter of a smaller rank."""
+    """Trains and saves an adapter of a smaller rank on each rank."""
     dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous-{layout}", rank=rank, world_size=num_ranks)
     torch.set_num_threads(1)
     place = {"rank": rank, "world_size": num_ranks, "local_rank": rank, "rendezvous": "env://"}

@@ -119,7 +119,7 @@ RAISING = LossSpec(path="fsdp2_support:raising_loss", config=None, token_columns
 
 @pytest.mark.parametrize(("loss", "error"), [(NAN, NonFiniteError), (RAISING, ZeroDivisionError)])
 def test_failure_leaves_the_gradients_of_all(loss, error, backends):
-    """Those of earlier pieces, and of the adapter in use; the same pieces can be added by turns behind it."""
+    """Gradients of earlier pieces and of the adapter in use stay; the same pieces can be added by turns behind it."""
     shared, alone = backends("dropout")
     first = {name: random_piece(seed, num_microbatches=2) for seed, name in enumerate(NAMES[:3])}
     second = {name: evolve(random_piece(9 + seed, num_microbatches=1), piece=1) for seed, name in enumerate(NAMES[:3])}
@@ -181,7 +181,7 @@ def test_passes_are_filled_in_order():
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    """What went wrong in each layout of two ranks, on each of them."""
+    """The faults of each layout of two ranks, on each of them."""
     root = tmp_path_factory.mktemp("ranks")
     for family in ("qwen3", "qwen3_moe"):
         make_model(root / "models" / family, family, tied=family == "qwen3", num_layers=2, alphabet=ALPHABET)

@@ -46,7 +46,7 @@ class Round:
 
 @frozen(kw_only=True)
 class Figures:
-    """What rounds return, and the gradients held behind each of them."""
+    """The results of rounds, and the gradients held behind each of them."""
 
     results: list[dict[str, ForwardBackwardResult]] = field(factory=list)
     gradients: list[dict[str, dict[str, torch.Tensor]]] = field(factory=list)

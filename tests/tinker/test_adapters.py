@@ -152,7 +152,7 @@ def test_smaller_ranks_are_those_of_a_server_with_that_rank(
 
 
 def test_checkpoint_of_another_rank_is_refused(service: Any, server: Address) -> None:
-    """With the model as it was: its next checkpoint has its own rank."""
+    """The model stays as it was: its next checkpoint has its own rank."""
     small, whole = begun(service, server, 1, 2), begun(service, server, 1)
     path = small.save_state("small").result().path
     with pytest.raises(tinker.RequestFailedError, match="of LoRA rank 2; expected rank 4"):

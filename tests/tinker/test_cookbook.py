@@ -21,7 +21,7 @@ REPLIES = {
     **{one: ["<|im_end|>"] for one in (*CALLS, *ANSWERS)},
     ":": ["\\boxed{1}", "\\boxed{2}"],
 }
-"""What the model answers to a turn of a chat with tools, or of plain text."""
+"""The model's answer to a turn of a chat with tools, or of plain text."""
 ROWS = """
 import random, runpy, sys
 import datasets

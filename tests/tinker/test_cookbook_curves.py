@@ -21,7 +21,7 @@ import rlcore
 MODEL = "meta-llama/Llama-3.1-8B"
 """A name for which the cookbook takes a renderer without special tokens."""
 REPLIES = {":": [f"\\boxed{{{number}}}" for number in range(10)]}
-"""What the model answers behind "Assistant:"."""
+"""The model's answer behind "Assistant:"."""
 ANSWER = 7
 NUM_PROMPTS, GROUP, RANK, LEARNING_RATE = 4, 8, 8, 1e-2
 LOOPS = """
@@ -119,7 +119,9 @@ def read(directory: Path, name: str) -> list[float]:
 
 
 def p_value(one: np.ndarray, other: np.ndarray) -> float:
-    """Of the exact permutation test of curves [seeds, steps]: the statistic is the sum over steps of the squared difference of
+    """The p-value of the exact permutation test of curves [seeds, steps].
+
+    The statistic is the sum over steps of the squared difference of
     the two means."""
     curves, size = np.concatenate([one, other]), len(one)
 

@@ -86,7 +86,7 @@ def test_a_cancelled_future_keeps_its_error() -> None:
 
 
 def test_results_of_samples_are_dropped_with_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default the client asks for each future, and returns no cursor of those that it has seen."""
+    """The client asks for each future by default, and returns no cursor of those that it has seen."""
 
     async def kept() -> tuple[int, int]:
         seconds = 0.0

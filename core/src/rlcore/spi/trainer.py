@@ -200,7 +200,7 @@ class ForwardBackwardTogetherResult:
     """The figures of each adapter's piece."""
 
     pieces: Mapping[str, ForwardBackwardResult]
-    """By the adapters' names, in the order of the request."""
+    """The results by the adapters' names, in the order of the request."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -15,7 +15,7 @@ from rlcore_bundles.bundle import Update
 
 @define(kw_only=True, eq=False)
 class Notes:
-    """What is noted of the present step."""
+    """The notes of the present step."""
 
     wanted: bool = False
     """True where the present step is written for certain: it may take calls of its own."""

@@ -54,7 +54,7 @@ class RunDifference:
     step: int | None
     """The first step with another figure; None where all figures of all steps are equal to the bit."""
     figures: Sequence[Figure]
-    """Those of that step, in the order in which a step makes them."""
+    """The figures that differ in that step, in the order in which a step makes them."""
     sample: SampleDifference | None
     """None where no step's samples are kept by both, or all are equal."""
 

@@ -85,7 +85,7 @@ class Exporter:
         return sender.export(request, specs, parts.held(), parts.reader(gathered))
 
     def _selected(self, request: ExportWeightsRequest, parameters: Mapping[str, Tensor]) -> tuple[list[Exported], bool]:
-        """What the request asks for, and whether adapters are merged into it."""
+        """The tensors that the request asks for, and whether adapters are merged into them."""
         if request.adapters == "merged":
             return self.exported, True
         adapters = [_itself(name, parameter) for name, parameter in parameters.items() if is_adapter(name)]
@@ -116,7 +116,7 @@ class Exporter:
     def _whole(
         self, name: str, parameters: Mapping[str, Tensor], merges: bool, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """With its adapter merged in, where it has one and `merges` is set."""
+        """The weight with its adapter merged in, where it has one and `merges` is set."""
         weight = parameters[name].detach()
         a, b = (parameters.get(f"{name.removesuffix('weight')}{key}") for key in (LORA_A, LORA_B))
         if merges and self.adapters is not None and a is not None and b is not None:

@@ -33,8 +33,8 @@ def accumulate(
     logprobs: list[Tensor] | None = None,
 ) -> list[LossOutput]:
     """Add the gradients of the microbatches' losses to the parameters' `.grad`, summed over ranks; and to `logprobs` the
-    log-probabilities [T] of each microbatch. `prepare` is told of each, with its number, before it runs. `errors` gets those of
-    the loss.
+    log-probabilities [T] of each microbatch. `prepare` is called with each and its number before it runs. `errors` gets the
+    errors of the loss.
 
     `model` went through `patch_head` and, unless it is whole on its only rank, through `shard`.
     """

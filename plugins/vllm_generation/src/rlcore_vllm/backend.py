@@ -29,7 +29,7 @@ from rlcore_vllm.setup.config import VllmConfig
 from rlcore_vllm.setup.settings import engine_settings, replica_devices, vocab_size, with_devices
 
 OWN_WEIGHTS = HeldAdapters(numbers={"": NO_ADAPTER}, versions={NO_ADAPTER: 0})
-"""What is held once the engines have read weights themselves."""
+"""The adapters held once the engines have read weights themselves."""
 NOT_HELD = -1
 """A number that no adapter has."""
 

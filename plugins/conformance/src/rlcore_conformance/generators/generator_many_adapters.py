@@ -144,7 +144,7 @@ class GeneratorManyAdapters(GeneratorAdapters):
         adapted_policies: Mapping[str, ReferencePolicy],
         question: Question,
     ) -> None:
-        """What is dropped or was never brought is refused; another takes the place, and the rest stays."""
+        """Requests of dropped and unknown adapters are refused; another adapter takes the place, and the rest stay."""
         with pytest.raises(RlcoreError):
             holding.generate(question, 0, adapter="new")
         with pytest.raises(RlcoreError):

@@ -64,7 +64,7 @@ class Passes:
     ) -> list[LossOutput]:
         """Add up the gradients of the microbatches' losses, over all ranks too; return this data-parallel rank's losses on the
         last stage, nothing before it. There each microbatch's log-probabilities [1, T] are added to `logprobs`, and the loss's
-        errors to `errors`. `prepare` is told of each microbatch, with its number, before one of the models runs it."""
+        errors to `errors`. `prepare` is called with each microbatch and its number before a model runs it."""
         mtp = self.mtp_loss_weight
         wanted = ForwardOptions(temperature=temperature, entropy=loss.entropy, ahead=mtp is not None)
         outputs: list[LossOutput] = []

@@ -11,7 +11,7 @@ from rlcore_vllm.channels.manifest import NO_PLACE, AdapterPlace
 
 @frozen(kw_only=True)
 class HeldAdapters:
-    """What counts in all engines. Without adapters it is the model, by the name "" and the number 0."""
+    """The adapters that count in all engines. Without any it is the model, by the name "" and the number 0."""
 
     numbers: Mapping[str, int] = field(factory=dict, converter=MappingProxyType)
     """The number of each adapter; none where no weights count."""
@@ -43,7 +43,7 @@ class HeldAdapters:
         return AdapterPlace(number=self.numbers.get(request.adapter) or next(free), kept=kept)
 
     def after(self, request: RefitRequest, place: AdapterPlace) -> "HeldAdapters":
-        """What is held after a refit."""
+        """The adapters held after a refit."""
         kept = {name: number for name, number in self.numbers.items() if number in place.kept}
         return HeldAdapters(
             numbers={**kept, request.adapter: place.number}, versions={**place.kept, place.number: request.weight_version}
