@@ -107,7 +107,7 @@ test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) --narrow $(addprefix --without=,$(PASSED))
 
 test-all: lint
-	RLCORE_LAYOUTS="$(LAYOUTS)" OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)
+	RLCORE_LAYOUTS="$(LAYOUTS)" OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) -o faulthandler_timeout=7200
 
 test-changed: setup-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/changed.py $(BASE) -- $(PYTEST_FLAGS) --narrow

@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 from installer import installer  # noqa: F401 - a fixture of all tests
+from long_tests import LongTests
 
 # How long an example takes is the machine's business: a busy one would fail what is right.
-settings.register_profile("rlcore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Without explanations: in Python 3.11 these trace the process.
+phases = [phase for phase in Phase if phase is not Phase.explain]
+settings.register_profile("rlcore", deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=phases)
 settings.load_profile("rlcore")
 # TransformerEngine's products of float32 round to TF32 otherwise. Read when CUDA's libraries are loaded, here or in workers.
 os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
@@ -46,6 +49,9 @@ LONGEST = (
     "code_environment",
 )
 """Folders whose files take up to minutes each, the one first whose one file takes a quarter of an hour."""
+
+OWN_PROCESS = "RLCORE_TEST_IN_ITS_OWN_PROCESS"
+"""Variable of the environment of a process that runs one test marked `own_process`."""
 
 INVARIANT_MODEL = {
     "model_type": "qwen3",
@@ -79,10 +85,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Note what passes, in the one process that all reports reach."""
-    file = config.getoption("--note-passed", None)
-    if file is not None and not hasattr(config, "workerinput"):
+    """Name tests that take long and note what passes, in the one process that all reports reach."""
+    if hasattr(config, "workerinput"):
+        return
+    config.pluginmanager.register(LongTests(config))
+    if (file := config.getoption("--note-passed", None)) is not None:
         config.pluginmanager.register(PassedTests(Path(file)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str, sched: Any) -> None:
+    """Run a test that ended its process no second time: pytest-xdist would, for ever, where it distributes by file."""
+    for tests in getattr(sched, "workqueue", {}).values():
+        if crashitem in tests:
+            tests[crashitem] = True
 
 
 class PassedTests:
@@ -125,6 +141,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: place(item.path))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test marked `own_process` by a pytest of its own."""
+    if pyfuncitem.get_closest_marker("own_process") is None or OWN_PROCESS in os.environ:
+        return None
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", pyfuncitem.nodeid]
+    environment = {**os.environ, OWN_PROCESS: "1", "PYTEST_ADDOPTS": ""}
+    ran = subprocess.run(command, cwd=pyfuncitem.config.rootpath, env=environment, capture_output=True, text=True, check=False)
+    assert (ran.returncode, "1 passed" in ran.stdout) == (0, True), ran.stdout[-5000:] + ran.stderr[-2000:]
+    return True
+
+
 @pytest.fixture
 def count_calls() -> Callable[[Callable[[], object]], int]:
     """A function that calls another and returns how many calls of Python and C functions that made, here and in threads that it
@@ -149,20 +177,6 @@ def count_calls() -> Callable[[Callable[[], object]], int]:
         return number
 
     return count
-
-
-@pytest.fixture
-def run_traced(pytestconfig: pytest.Config) -> Callable[[Path], str]:
-    """A function that runs the tests of a file in a process of its own and returns what pytest printed. In Python 3.11 a
-    process that was traced may turn for ever in a later profile, such as `count_calls`."""
-
-    def run(file: Path) -> str:
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]
-        ran = subprocess.run(command, cwd=pytestconfig.rootpath, capture_output=True, text=True, check=False)
-        assert ran.returncode == 0, ran.stdout[-5000:] + ran.stderr[-2000:]
-        return ran.stdout
-
-    return run
 
 
 @pytest.fixture

@@ -233,6 +233,7 @@ def test_rows_slice_and_index():
         rows[40]
 
 
+@pytest.mark.own_process
 def test_problems_are_made_as_they_are_read(count_calls):
     """A hundred times as many rows take no more calls."""
 

@@ -2,6 +2,7 @@
 runs: a message that comes then is lost, and all processes wait for each other in the end. They trace none of its processes."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,11 @@ def test_what_reads_the_runners_messages_is_patched_nowhere(root: Path, tmp_path
 
 
 def test_no_process_of_the_runner_is_traced(root: Path) -> None:
-    """Python 3.11 turns for ever in a process that is profiled after it was traced; files that trace run by `run_traced`."""
-    found = [str(path.relative_to(root)) for path in (root / "tests").rglob("test_*.py") if "sys.settrace(" in path.read_text()]
-    assert found == [str(Path(__file__).relative_to(root))]
+    """Python 3.11 turns for ever in some processes that are or were traced or profiled: such tests are marked `own_process`."""
+    watching = re.compile(r"sys\.set(trace|profile)\(|\bcount_calls\b.*:$", re.MULTILINE)
+    unmarked = []
+    for path in sorted((root / "tests").rglob("test_*.py")):
+        text = path.read_text()
+        if watching.search(text) and "@pytest.mark.own_process\n" not in text:
+            unmarked.append(str(path.relative_to(root)))
+    assert unmarked == []

@@ -595,6 +595,7 @@ def test_cancelled_work_does_not_begin_again():
     runner.close()
 
 
+@pytest.mark.own_process
 def test_overhead_is_linear(count_calls):
     def calls(number):
         runner = EpisodeRunner(StepEnvironment(lambda _: done(1.0)), 60.0)

@@ -373,6 +373,7 @@ def test_what_keeps_no_state_leaves_the_hooks_out(make_generator, tmp_path):
     assert generator.weight_version is None
 
 
+@pytest.mark.own_process
 def test_the_checks_of_a_batch_make_few_calls_however_large_it_is(make_ready, count_calls):
     def calls(num_samples, length):
         generator = make_ready(samples(*[[5] * length] * num_samples, reasons=[LENGTH] * num_samples), max_sequence_length=1024)

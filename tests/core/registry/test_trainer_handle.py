@@ -426,6 +426,7 @@ def test_what_is_on_the_host_cannot_be_used(make_trainer, batch):
     assert trainer.train_step(step_request(batch)).weight_version == 1
 
 
+@pytest.mark.own_process
 def test_the_checks_of_a_step_make_as_many_calls_however_large_it_is(make_trainer, count_calls):
     def batch_of(num_sequences, length):
         total = num_sequences * length
