@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from hypothesis import HealthCheck, Phase, settings
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 from installer import installer  # noqa: F401 - a fixture of all tests
-from long_tests import LongTests
+from runner import Runner
 
 # How long an example takes is the machine's business: a busy one would fail what is right.
 # Without explanations: in Python 3.11 these trace the process.
@@ -85,20 +86,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Name tests that take long and note what passes, in the one process that all reports reach."""
+    """Watch the processes of tests and note what passes, in the one process that all reports reach."""
     if hasattr(config, "workerinput"):
         return
-    config.pluginmanager.register(LongTests(config))
+    config.pluginmanager.register(Runner(config))
     if (file := config.getoption("--note-passed", None)) is not None:
         config.pluginmanager.register(PassedTests(Path(file)))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_handlecrashitem(crashitem: str, sched: Any) -> None:
-    """Run a test that ended its process no second time: pytest-xdist would, for ever, where it distributes by file."""
-    for tests in getattr(sched, "workqueue", {}).values():
-        if crashitem in tests:
-            tests[crashitem] = True
 
 
 class PassedTests:
@@ -147,8 +140,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if pyfuncitem.get_closest_marker("own_process") is None or OWN_PROCESS in os.environ:
         return None
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", pyfuncitem.nodeid]
-    environment = {**os.environ, OWN_PROCESS: "1", "PYTEST_ADDOPTS": ""}
-    ran = subprocess.run(command, cwd=pyfuncitem.config.rootpath, env=environment, capture_output=True, text=True, check=False)
+    options: Any = {"cwd": pyfuncitem.config.rootpath, "env": {**os.environ, OWN_PROCESS: "1", "PYTEST_ADDOPTS": ""}}
+    for timeout_s in (
+        200,
+        300,
+    ):  # Python 3.11 checks for signals in a traced function's first line, for ever where it missed one
+        with suppress(subprocess.TimeoutExpired):
+            ran = subprocess.run(command, **options, capture_output=True, text=True, check=False, timeout=timeout_s)
+            break
+    else:
+        pytest.fail("its own process did not end, twice")
     assert (ran.returncode, "1 passed" in ran.stdout) == (0, True), ran.stdout[-5000:] + ran.stderr[-2000:]
     return True
 
