@@ -6,6 +6,7 @@ from itertools import count
 
 import numpy as np
 import pytest
+import torch
 from attrs import evolve
 from fsdp2_lora_cases import DROPOUT
 from fsdp2_support import ALPHABET, WEIGHTED, make_config
@@ -29,6 +30,7 @@ from together_support import (
 )
 
 from rlcore.spi import ContractError, LossSpec, NonFiniteError, UseAdapterRequest
+from rlcore_fsdp2.adapters import grouped_low_rank, has_grouped_products, low_rank
 from rlcore_fsdp2.adapters_together import planned
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_torchkit.testing.models import make_model
@@ -39,6 +41,8 @@ KINDS = {
     "bias": ("qwen2", {}, {}, None),
     "experts": ("qwen3_moe", {}, {}, 40),
     "dropout": ("qwen3", {}, {"dropout": DROPOUT}, None),
+    "grouped": ("qwen3", {}, {"rank": 4}, 40),
+    "grouped, checkpointing": ("qwen3", {"activation_checkpointing": True}, {"rank": 4, "dropout": DROPOUT}, 40),
     "checkpointing": ("qwen3", {"activation_checkpointing": True}, {"dropout": DROPOUT}, 40),
 }
 """Family, the trainer's options, those of [lora], and most tokens of a pass."""
@@ -192,3 +196,30 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
 def test_ranks_together_equal_ranks_by_turns(layout, ranks):
     found = [result[layout] for result in ranks if result[layout]]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "expected"),
+    [
+        (torch.float32, (4, 12), True),
+        (torch.float32, (2, 12), False),
+        (torch.bfloat16, (8, 16), True),
+        (torch.bfloat16, (4, 16), False),
+        (torch.float64, (8, 16), False),
+    ],
+)
+def test_grouped_products_need_rows_of_16_bytes(dtype: torch.dtype, sizes: tuple[int, ...], expected: bool) -> None:
+    assert has_grouped_products(torch.device("cpu"), dtype, sizes) is expected
+
+
+def test_grouped_products_are_those_of_each_group() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, a, b = (torch.randn(shape, generator=generator).requires_grad_() for shape in [(1, 9, 8), (3, 4, 8), (3, 12, 4)])
+    rows = [2, 0, 7]
+    product = grouped_low_rank(x, a, b, torch.tensor(rows).cumsum(0).int())
+    expected = torch.cat([low_rank(*own) for own in zip(x.split(rows, -2), a, b, strict=True)], -2)
+    torch.testing.assert_close(product, expected)
+    weight = torch.randn(expected.shape, generator=generator)
+    found, wanted = (torch.autograd.grad((one * weight).sum(), (x, a, b)) for one in (product, expected))
+    torch.testing.assert_close(found, wanted)
+    assert grouped_low_rank(x.double(), a, b, torch.tensor([9])) is None

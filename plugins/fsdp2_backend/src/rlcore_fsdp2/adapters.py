@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
@@ -35,6 +36,8 @@ class Adapters:
     layers: Mapping[str, Shape]
     """Name to (O, I) of the layers that have one."""
     layout: ParallelLayout | None
+    dtype: torch.dtype
+    """What the layers compute in."""
     pads_between: bool
     """True where layers may see padding between a microbatch's tokens, as where each sequence has a row of its own."""
     begun: Mapping[str, Tensor] | None = field(default=None, init=False)
@@ -48,6 +51,10 @@ class Adapters:
     """The parts of a pass of several adapters; none where the model's own parameters are those of all tokens."""
     _rows: Sequence[int] = field(default=(), init=False)
     """The rows that layers see of each part."""
+    _ends: Tensor = field(init=False)
+    """int32 [parts]: the row behind each part, on the layers' device."""
+    _stacks: Mapping[str, Tensor] = field(factory=dict, init=False)
+    """A [parts, R, I] and B [parts, O, R] of a pass by name, in `dtype`, of layers that have grouped products."""
 
     @rank.default
     def _rank(self) -> int:
@@ -68,7 +75,9 @@ class Adapters:
             raise ConfigError(problems)
         layers = targeted(found, context.lora)
         pads_between = not is_described(model)
-        adapters = cls(context.lora, context.model.path, context.seed, layers, layout, pads_between)
+        adapters = cls(
+            context.lora, context.model.path, context.seed, layers, layout, getattr(torch, context.model.dtype), pads_between
+        )
         model.requires_grad_(False)
         for name, shape in layers.items():
             adapters._attach(model.get_submodule(name), name, shape)
@@ -107,7 +116,7 @@ class Adapters:
 
     def train_off(self) -> None:
         """Drop no inputs, and use the model's own parameters for all tokens."""
-        self._dropout, self._parts = None, ()
+        self._dropout, self._parts, self._stacks = None, (), {}
 
     def train_together(self, parts: "Sequence[AdaptedPart]") -> None:
         """From now on, until `train_off`, use these adapters for the owners of a packed microbatch, one each."""
@@ -115,7 +124,19 @@ class Adapters:
 
     def _count_rows(self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:  # noqa: ARG002
         """Before the decoder's pass: layers see a row for each token, or for each beginning of tokens."""
-        self._rows = options["packed"].rows_of_owners if self._parts else ()
+        if not self._parts:
+            return
+        device = next(module.parameters()).device
+        self._rows = options["packed"].rows_of_owners
+        self._ends = torch.tensor(np.cumsum(self._rows), dtype=torch.int32).to(device, non_blocking=True)
+        self._stacks = {}
+        for shape in {*self.layers.values()}:
+            if has_grouped_products(device, self.dtype, (*shape, self.spec.rank)):
+                layers = [name for name, other in self.layers.items() if other == shape]
+                for key in (LORA_A, LORA_B):
+                    names = [f"{name}.{key}" for name in layers]
+                    every = torch.stack([part.weights[name] for name in names for part in self._parts]).to(self.dtype)
+                    self._stacks |= zip(names, every.unflatten(0, (len(names), -1)).unbind(), strict=True)
 
     @contextmanager
     def as_begun(self, model: nn.Module) -> Iterator[None]:
@@ -136,23 +157,32 @@ class Adapters:
         """The layer's output [..., T, O] with alpha / rank · B A dropout(x) added, in its dtype."""
         if not self._on:
             return output
-        if not self._parts:
-            return output + self._product(name, num_inputs, inputs[0], layer.lora_A.weight, layer.lora_B.weight)
-        rows = zip(self._parts, inputs[0].split(self._rows, -2), strict=True)
-        products = (
-            self._product(name, num_inputs, own, part.weights[f"{name}.{LORA_A}"], part.weights[f"{name}.{LORA_B}"], part)
-            for part, own in rows
-        )
-        return output + torch.cat([*products], -2)
+        if self._parts:
+            return self._add_products(name, num_inputs, inputs[0], output)
+        states = self._dropped(name, num_inputs, inputs[0], self._dropout)
+        product = low_rank(states, layer.lora_A.weight, layer.lora_B.weight)
+        return torch.add(output, product, alpha=self.spec.alpha / self.rank)
 
-    def _product(
-        self, name: str, num_inputs: int, states: Tensor, a: Tensor, b: Tensor, part: "AdaptedPart | None" = None
-    ) -> Tensor:
-        """alpha / rank · B A dropout(x), [..., T, O], of states [..., T, I]; without a `part` by the adapter in use."""
-        dropout, rank = (self._dropout, self.rank) if part is None else (part.dropout, part.rank)
-        if dropout is not None:
-            states = states * self._kept(dropout, name, num_inputs, states)
-        return F.linear(F.linear(states, a.to(states.dtype)), b.to(states.dtype)) * (self.spec.alpha / rank)
+    def _add_products(self, name: str, num_inputs: int, states: Tensor, output: Tensor) -> Tensor:
+        """Add the products of all parts: grouped where the device has such a product, else one after another."""
+        pieces = states.split(self._rows, -2)
+        if any(part.dropout is not None for part in self._parts):
+            pieces = tuple(
+                self._dropped(name, num_inputs, rows, part.dropout) for part, rows in zip(self._parts, pieces, strict=True)
+            )
+            states = torch.cat(pieces, -2)
+        stacks = [self._stacks.get(f"{name}.{key}") for key in (LORA_A, LORA_B)]
+        product = grouped_low_rank(states, *stacks, self._ends)
+        if product is None:
+            weights = ([part.weights[f"{name}.{key}"] for key in (LORA_A, LORA_B)] for part in self._parts)
+            product = torch.cat([low_rank(rows, *own) for rows, own in zip(pieces, weights, strict=True)], -2)
+        scales = [self.spec.alpha / part.rank for part in self._parts]
+        if len({*scales}) == 1:
+            return torch.add(output, product, alpha=scales[0])
+        return output + product * product.new_tensor(np.repeat(scales, self._rows)).unsqueeze(-1)
+
+    def _dropped(self, name: str, num_inputs: int, states: Tensor, dropout: Dropout | None) -> Tensor:
+        return states if dropout is None else states * self._kept(dropout, name, num_inputs, states)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # random numbers of its own, which no compiler traces
     def _kept(self, dropout: Dropout, name: str, num_inputs: int, states: Tensor) -> Tensor:
@@ -173,6 +203,31 @@ class AdaptedPart:
     """Whole float32 A and B by name."""
     dropout: Dropout | None
     rank: int
+
+
+def low_rank(states: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """B A x of the rows x of states [..., T, I], in their dtype."""
+    return F.linear(F.linear(states, a.to(states.dtype)), b.to(states.dtype))
+
+
+def has_grouped_products(device: torch.device, dtype: torch.dtype, sizes: Sequence[int]) -> bool:
+    """Return whether `grouped_mm` of torch takes weights of these sizes: rows of n times 16 bytes; on CUDA by a kernel
+    for Hopper, without which it would wait for the device."""
+    aligned = all(size * dtype.itemsize % 16 == 0 for size in sizes)
+    if device.type == "cuda":
+        return aligned and dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) >= (9, 0)
+    return aligned and dtype in (torch.bfloat16, torch.float32)
+
+
+def grouped_low_rank(states: Tensor, a: Tensor | None, b: Tensor | None, ends: Tensor) -> Tensor | None:
+    """B A x of the rows x of states [..., T, I], each group of rows by its own A and B; None where these are not stacked in the
+    states' dtype."""
+    if a is None or b is None or a.dtype != states.dtype:
+        return None
+    rows = states.reshape(-1, states.shape[-1])
+    for weights in (a, b):
+        rows = F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
+    return rows.view(*states.shape[:-1], -1)
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:

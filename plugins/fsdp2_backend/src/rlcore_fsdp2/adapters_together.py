@@ -30,7 +30,7 @@ from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.export import whole
 from rlcore_fsdp2.gradients import reduce, set_last
 from rlcore_fsdp2.layout import ParallelLayout
-from rlcore_fsdp2.parked_adapter import ParkedAdapter
+from rlcore_fsdp2.parked_adapter import ParkedAdapter, copies
 from rlcore_fsdp2.sharding import bounds_of, held_part, local
 from rlcore_torchkit.head.logprobs import packed_logprobs
 from rlcore_torchkit.layers.attention import PackedSequences
@@ -123,6 +123,8 @@ class AdaptersTogether:
         return leaves
 
     def _leaf(self, parameter: Tensor, weights: Tensor) -> Tensor:
+        if not isinstance(parameter, DTensor):
+            return weights.to(self.device, torch.float32).detach().requires_grad_()
         return whole(_like(parameter, weights), torch.float32, self.device).detach().requires_grad_()
 
     def run(self, max_tokens: int | None) -> tuple[dict[str, ForwardBackwardResult], dict[str, ParkedAdapter]]:
@@ -197,17 +199,20 @@ class AdaptersTogether:
             _sum_over_ranks([leaf.grad for leaves in self._leaves.values() for leaf in leaves.values()])
         parameters, found = trained(self.model), {}
         for name, piece in self.pieces.items():
-            one = self.parked[name]
-            gradients = {key: self._own_part(key, parameters[key], leaf, one) for key, leaf in self._leaves[name].items()}
+            one, leaves = self.parked[name], self._leaves[name]
+            parts = [self._own_part(key, parameters[key], leaf, one) for key, leaf in leaves.items()]
+            gradients = {key: _like(parameters[key], part) for key, part in zip(leaves, copies(parts), strict=True)}
             found[name] = evolve(one, gradients=gradients, num_accumulated=one.num_accumulated + len(piece.microbatches))
         return found
 
     def _own_part(self, name: str, parameter: Tensor, leaf: Tensor, one: ParkedAdapter) -> Tensor:
         assert leaf.grad is not None, "every part of a pass uses all layers"
+        if not isinstance(parameter, DTensor):
+            return leaf.grad.to(parameter.device)
         part = leaf.grad[bounds_of(held_part(name, parameter))].to(local(parameter).device)
         if self.layout.world_size > 1 and name in one.gradients:
             part = part + local(one.gradients[name])
-        return _like(parameter, part)
+        return part
 
 
 def _like(parameter: Tensor, part: Tensor) -> Tensor:
