@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
+from rlcore.spi import SetResidencyRequest
 from rlcore_torchkit.distributed import residency
-from rlcore_torchkit.distributed.residency import BLOCK_BYTES, Discarded, HostCopy, num_bytes, reserved_bytes
+from rlcore_torchkit.distributed.residency import BLOCK_BYTES, Discarded, HostCopy, Residency, num_bytes, reserved_bytes
 
 
 def test_discarded_memory_comes_back_as_zeros_underneath_its_views() -> None:
@@ -185,3 +186,14 @@ def test_it_is_what_torch_has_reserved_where_there_is_one_pool() -> None:
     device = torch.device("cuda", 0)
     kept = torch.ones(1 << 22, device=device)
     assert reserved_bytes(device) == torch.cuda.memory_reserved(device) >= kept.nbytes
+
+
+@pytest.mark.parametrize(("weights", "moves"), [("device", []), ("host", ["device", "host"])])
+def test_what_is_on_the_device_is_not_moved_to_be_read(weights: Any, moves: list[str]) -> None:
+    """Scratch would lose its content: the gradients between the pieces of a step."""
+    memory = Residency(torch.device("cpu"))
+    found: list[str] = []
+    memory.last_request = SetResidencyRequest(weights=weights, state=weights)
+    with memory.resident(lambda request: found.append(request.weights)):
+        pass
+    assert found == moves
