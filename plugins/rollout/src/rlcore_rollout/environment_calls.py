@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from attrs import define, field
 
-from rlcore.spi import ContractError, EpisodeResult, ResetResult, StepResult
+from rlcore.spi import ContractError, EpisodeResult, FailureKind, ResetResult, StepResult
 from rlcore_rollout.environment_results import Failure
 from rlcore_rollout.event_loop import Abandoned
 
@@ -87,6 +87,9 @@ class EnvironmentCalls:
             try:
                 started = call.start()
                 outcome = call.check(await (started if type(started) is CoroutineType else _awaitable(started)))
+                failure = None if isinstance(outcome, ResetResult) else outcome.failure
+                if failure is not None and not failure.is_trained:
+                    outcome = Failure.returned(failure)
             except BaseException as error:  # a panic in a native library is no Exception
                 if self._ends_caller(error, task):
                     raise
@@ -94,7 +97,7 @@ class EnvironmentCalls:
             if self._cancelled and task in self._cancelled and not (isinstance(outcome, Failure) and outcome.interrupts):
                 self._cancelled.discard(task)
                 task.uncancel()
-                outcome = Failure(reason=self._late)
+                outcome = Failure(reason=self._late, kind=_late_kind(call, outcome))
             elif self.now() - started_at > self.timeout_s and not isinstance(outcome, Failure):
                 # What it came to after its time counts no more than that of a call which could be cancelled.
                 outcome = Failure(
@@ -164,6 +167,13 @@ class EnvironmentCalls:
         if isinstance(error, asyncio.CancelledError):
             return bool(task.cancelling()) and task not in self._cancelled
         return self.is_over and isinstance(error, (Abandoned, GeneratorExit))
+
+
+def _late_kind(call: Call[Any], outcome: object) -> FailureKind:
+    """Return how an episode failed by its time limit: as the block of `fails_as` says that the limit ended. Of an agent's whole
+    episode it is a limit otherwise."""
+    kind = outcome.kind if isinstance(outcome, Failure) else "environment"
+    return "limit" if kind == "environment" and call.function == "run" else kind
 
 
 def _awaitable(value: Any) -> Awaitable[Any]:

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from attrs import define, field, frozen
@@ -13,7 +13,17 @@ from rlcore import spi
 from rlcore.registry.plugin_errors import described, message_of
 from rlcore.run.data.text import renderer
 from rlcore.schema.printable import lone_surrogate
-from rlcore.spi import ContractError, EpisodeResult, Observation, ResetResult, RewardError, StepResult
+from rlcore.spi import (
+    ContractError,
+    EpisodeFailure,
+    EpisodeResult,
+    FailureKind,
+    Observation,
+    ResetResult,
+    RewardError,
+    StepResult,
+    failure_kind,
+)
 from rlcore.spi.arrays import check_array
 from rlcore.spi.errors import ProblemsError
 
@@ -34,9 +44,12 @@ ONE_LINE = 10**6
 
 @frozen(kw_only=True, eq=False)
 class Failure:
-    """An episode that the environment failed on, where the recipe says to mask those."""
+    """An episode that failed, and whose sample is masked where the recipe lets the run go on."""
 
     reason: str
+    kind: FailureKind = "environment"
+    is_returned: bool = False
+    """True where the environment returned it: the sample is then masked whatever the recipe does with errors."""
     error: BaseException | None = None
     """The environment's exception; None where it took too long."""
     cause: BaseException | None = None
@@ -53,7 +66,19 @@ class Failure:
             reason = f"raised {described(cause)}"
         if isinstance(error, BaseExceptionGroup):
             reason += f" (one of {len(found)} in {described(error)})"
-        return cls(reason=reason, error=error, cause=cause)
+        kind = failure_kind(error if "failure" in vars(error) else cause)
+        return cls(reason=reason, kind=kind, error=error, cause=cause)
+
+    @classmethod
+    def returned(cls, failure: EpisodeFailure) -> "Failure":
+        """Return the failure that an environment's result names."""
+        reason = failure.reason or f"returned a failure of the kind {failure.kind!r}"
+        return cls(reason=reason, kind=failure.kind, is_returned=True)
+
+    @property
+    def ending(self) -> EpisodeFailure:
+        """The failure as the episode's end."""
+        return EpisodeFailure(kind=self.kind, reason=self.reason, masked=True)
 
     @property
     def interrupts(self) -> bool:
@@ -145,7 +170,7 @@ class MaskedFailures:
             )
 
     def __str__(self) -> str:
-        counts = Counter(_shortened(reason) for reason in self.reasons.values())
+        counts = Counter(first_line(reason) for reason in self.reasons.values())
         listed = [f"{count} x {reason}" for reason, count in counts.most_common(MAX_REASONS)]
         if len(counts) > MAX_REASONS:
             others = sum(counts.values()) - sum(count for _, count in counts.most_common(MAX_REASONS))
@@ -154,7 +179,8 @@ class MaskedFailures:
         return f"the environment failed on {number}: {'; '.join(listed)}"
 
 
-def _shortened(reason: str) -> str:
+def first_line(reason: str) -> str:
+    """Return the first line of a reason, without its end where it is long."""
     line = (reason.splitlines() or [""])[0]
     return line if len(line) <= MAX_CHARACTERS else f"{line[:MAX_CHARACTERS]}…"
 
@@ -193,6 +219,10 @@ def check_step(result: Any, vocab_size: int | None) -> StepResult:
             raise ContractError(f"returned an observation {fault}")
     _check_components(result.reward_components)
     _check_metrics(result.metrics)
+    if result.failure is not None:
+        _check_failure(result.failure)
+        if not result.done:
+            raise ContractError("returned a failure and done=False; expected a failure where the episode ends")
     return result
 
 
@@ -206,7 +236,23 @@ def check_episode(result: Any) -> EpisodeResult:
         raise ContractError(f"returned success={shown(result.success, 40)}; expected a bool")
     _check_components(result.reward_components)
     _check_metrics(result.metrics)
+    if result.failure is not None:
+        _check_failure(result.failure)
     return result
+
+
+def _check_failure(failure: Any) -> None:
+    if not isinstance(failure, EpisodeFailure):
+        raise ContractError(f"returned the failure {shown(failure, 80)}; expected rlcore.spi.EpisodeFailure or None")
+    faults = []
+    if failure.kind not in get_args(FailureKind):
+        faults.append(f"the kind {shown(failure.kind, 40)}; expected one of {', '.join(get_args(FailureKind))}")
+    if not isinstance(failure.reason, str) or lone_surrogate(failure.reason):
+        faults.append(f"the reason {shown(failure.reason, 80)}; expected Unicode text")
+    if type(failure.masked) is not bool:
+        faults.append(f"masked={shown(failure.masked, 40)}; expected a bool")
+    if faults:
+        raise ContractError(f"returned a failure with {', and with '.join(faults)}")
 
 
 def _check_components(components: Any) -> None:
