@@ -31,8 +31,8 @@ NAMES = {
     ),
     "data_source": ("DATASET_GROUP DataSourceProvider DataSourceRequest installed_data_sources source_of_suffix"),
     "environment": (
-        "AgentEnvironment Environment EpisodeFailure EpisodeResult LazyRows Message Observation ResetResult Row SessionEndpoint "
-        "StepResult Tool ToolCall ToolParser ParseToolCalls Turn"
+        "AgentEnvironment Environment EpisodeFailure EpisodeResult LazyRows Message Observation ResetResult Row "
+        "SessionEndpoint StepResult Tool ToolCall ToolParser ParseToolCalls Turn"
     ),
     "errors": (
         "BoundError CheckpointError ConfigError ContractError DataError FailureKind InterruptedRun ModelError NonFiniteError "

@@ -10,8 +10,8 @@ from rlcore.schema.problem import ProblemsError as ProblemsError
 from rlcore.schema.problem import RlcoreError as RlcoreError
 
 FailureKind: TypeAlias = Literal["policy", "environment", "grader", "tool", "infrastructure", "limit"]
-"""How an episode ended: by the policy, right or wrong; by a defect of the environment, of its grader or of a tool; by a defect of
-what they run on, such as a network or a sandbox; or at a limit of tokens, turns or time."""
+"""How an episode ended: by the policy, right or wrong; by a defect of the environment, of its grader or of a tool; by a defect
+of what they run on, such as a network or a sandbox; or at a limit of tokens, turns or time."""
 _INFRASTRUCTURE = (ConnectionError, TimeoutError, MemoryError)
 
 
