@@ -1,6 +1,7 @@
 """Steps of agents whose first episode fails: an AgentEnvironment of this repository, and real sessions."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -21,15 +22,14 @@ NUM_SAMPLES = 4
 class OneByOne:
     """An agent environment whose episodes take turns, so that a fault of its server meets the first one alone."""
 
-    def __init__(self, environment: Any, before: Any = None) -> None:
+    def __init__(self, environment: Any, before: Callable[[int], None]) -> None:
         """`before` is called with the number of each episode, counted from 0."""
         self._environment, self._before = environment, before
         self._turn, self._number = asyncio.Lock(), 0
 
     async def run(self, row: Row, seed: int, session: SessionEndpoint) -> EpisodeResult:
         async with self._turn:
-            if self._before is not None:
-                self._before(self._number)
+            self._before(self._number)
             self._number += 1
             result: EpisodeResult = await self._environment.run(row, seed, session)
             return result
@@ -46,15 +46,15 @@ def played(
     environment: Any,
     row: Row,
     *,
-    before: Any = None,
+    before: Callable[[int], None] | None = None,
     on_error: Any = "mask",
     timeout_s: float = 60.0,
     **options: Any,
 ) -> Step:
-    """A step of one group of NUM_SAMPLES episodes of an agent environment."""
+    """A step of one group of NUM_SAMPLES episodes of an agent environment; one after another with `before`."""
     progress = Progress()
     with ExitStack() as stack:
-        runner = EpisodeRunner(OneByOne(environment, before), timeout_s, on_error)
+        runner = EpisodeRunner(environment if before is None else OneByOne(environment, before), timeout_s, on_error)
         stack.callback(runner.close)
         defaults: dict[str, Any] = {
             "generator": Speller(),

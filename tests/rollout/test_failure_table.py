@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable, Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rlcore.spi import (
     ContractError,
@@ -25,7 +26,6 @@ from rlcore.spi import (
     fails_as,
 )
 from rlcore_code import sandbox
-from rlcore_code.config import CodeConfig
 from rlcore_code.environment import CodeEnvironment
 from rlcore_math.config import MathConfig
 from rlcore_math.mathematics import MathEnvironment
@@ -41,6 +41,7 @@ from rlcore_serve.agents.config import AgentConfig
 from rlcore_serve.agents.environment import AgentBackend
 from rlcore_verifiers.failures import error_kind, failure_of
 
+from ..code_environment.sandboxes import CONFIG, needs_namespaces
 from ..nemo_gym_environment.gym_servers import Gym, free_port, serving
 from ..nemo_gym_environment.gym_servers import row as gym_row
 from ..openenv.protocol_server import GameServer
@@ -101,15 +102,17 @@ def episode_takes_too_long(tmp_path: Path, _: Any) -> Step:
     return scored("await asyncio.sleep(600)", tmp_path, is_async=True, episode_timeout_s=3.0, on_error="error")
 
 
-def programmed(first: str, config: CodeConfig, **options: Any) -> Step:
+def programmed(first: str, **options: Any) -> Step:
     """A step of the environment `code`, of which the first program is `first`."""
+    needs_namespaces()
+    config = evolve(CONFIG, prompt_format="text", **options)
     texts = [f"```python\n{program}\n```" for program in (first, "print(4)", "print(5)", "print(6)")]
     row = {"prompt": "a", "tests": [{"input": "", "output": "4\n"}]}
-    return sampled(CodeEnvironment(CONTEXT, config), row, texts, **options)
+    return sampled(CodeEnvironment(CONTEXT, config), row, texts, timeout_s=300.0)
 
 
 def program_loops(_: Path, __: Any) -> Step:
-    return programmed("while True: pass", CodeConfig(isolation="limits", cpu_time_s=1, prompt_format="text"))
+    return programmed("while True: pass", cpu_time_s=1)
 
 
 def sandbox_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Step:
@@ -126,7 +129,7 @@ def sandbox_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Step:
     )
     monkeypatch.setattr(sandbox, "LAUNCHER", launcher)
     monkeypatch.setattr(sandbox, "GRACE_S", 8.0)
-    return programmed("# hangs", CodeConfig(isolation="limits", wall_time_s=8.0, prompt_format="text"))
+    return programmed("# hangs", wall_time_s=8.0)
 
 
 def answer_is_endless(_: Path, __: Any) -> Step:
@@ -264,11 +267,12 @@ def agent(body: str, **options: Any) -> Callable[..., Step]:
             "async def run(task, client):",
             "    global number",
             "    number += 1",
+            "    own = number",
             '    messages = [{"role": "user", "content": "a"}]',
             "    await client.openai.chat.completions.create(model=client.model, messages=messages)",
-            "    if number == 1:",
+            "    if own == 1:",
             *(f"        {line}" for line in body.splitlines()),
-            "    return float(number)",
+            "    return float(own)",
         ]
         file.write_text("\n".join(lines))
         return played(AgentBackend(CONTEXT, AgentConfig(function=f"{file}:run")), {"task": "a"}, **options)
@@ -276,13 +280,26 @@ def agent(body: str, **options: Any) -> Callable[..., Step]:
     return run
 
 
+ASK = """
+import json, os, pathlib, signal, sys, urllib.request
+body = {"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": "a"}]}
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)).read()
+begun = pathlib.Path(__file__).with_name("begun")
+number = int(begun.read_text()) + 1 if begun.exists() else 1
+begun.write_text(str(number))
+"""
+
+
 def program(body: str) -> Callable[..., Step]:
-    """A step of an agent that is a program; `body` is the shell's of the first episode."""
+    """A step of an agent that is a program; `body` is what it does in its first episode."""
 
     def run(tmp_path: Path, _: Any) -> Step:
-        script = tmp_path / "agent.sh"
-        script.write_text(f"cd {tmp_path}\nif [ ! -e begun ]; then touch begun; {body}; fi\necho x >> begun; wc -l < begun\n")
-        return played(AgentBackend(CONTEXT, AgentConfig(command=("sh", str(script)))), {"task": "a"}, timeout_s=120.0)
+        script = tmp_path / "agent.py"
+        script.write_text(f"{ASK}if number == 1:\n    {body}\nprint(number)\n")
+        backend = AgentBackend(CONTEXT, AgentConfig(command=(sys.executable, str(script))))
+        return played(backend, {"task": "a"}, before=lambda number: None, timeout_s=120.0)
 
     return run
 
@@ -348,8 +365,10 @@ FAULTS = {
         "APIConnectionError",
     ),
     "an agent hangs": Fault(agent("await asyncio.sleep(600)", timeout_s=8.0), "limit", "masked", "took longer than 8 s"),
-    "an agent's program fails": Fault(program("exit 3"), "environment", "masked", "exit code 3"),
-    "an agent's program is killed": Fault(program("kill -9 $$"), "infrastructure", "masked", "SIGKILL"),
+    "an agent's program fails": Fault(program("sys.exit(3)"), "environment", "masked", "exit code 3"),
+    "an agent's program is killed": Fault(
+        program("os.kill(os.getpid(), signal.SIGKILL)"), "infrastructure", "masked", "SIGKILL"
+    ),
     "Harbor's verifier is out of time": Fault(
         harbor("VerifierTimeoutError", on_error="error"), "grader", "masked", "VerifierTimeoutError: of a trial"
     ),

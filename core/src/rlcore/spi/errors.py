@@ -12,7 +12,8 @@ from rlcore.schema.problem import RlcoreError as RlcoreError
 FailureKind: TypeAlias = Literal["policy", "environment", "grader", "tool", "infrastructure", "limit"]
 """How an episode ended: by the policy, right or wrong; by a defect of the environment, of its grader or of a tool; by a defect
 of what they run on, such as a network or a sandbox; or at a limit of tokens, turns or time."""
-_INFRASTRUCTURE = (ConnectionError, TimeoutError, MemoryError)
+_LOST = {"ConnectionError", "TimeoutError", "MemoryError", "APIConnectionError", "TransportError", "ClientConnectionError"}
+"""Names of errors of Python, requests, openai, httpx and aiohttp: none of these packages is imported for it."""
 
 
 class ConfigError(ProblemsError):
@@ -117,6 +118,9 @@ def failure_kind(error: BaseException) -> FailureKind:
     """Return how an error fails its episode: as its block of `fails_as` or that of its cause says, and as "infrastructure" by a
     lost connection, an expired time limit or exhausted memory. Any other error is the environment's."""
     found: BaseException | None = error
-    while found is not None and "failure" not in vars(found) and not isinstance(found, _INFRASTRUCTURE):
+    while found is not None:
+        if "failure" in vars(found) or _LOST & {one.__name__ for one in type(found).__mro__}:
+            kind: FailureKind = vars(found).get("failure", "infrastructure")
+            return kind
         found = found.__cause__
-    return "environment" if found is None else vars(found).get("failure", "infrastructure")
+    return "environment"

@@ -221,7 +221,7 @@ class RolloutSource(Source):
         )
 
     def _name(self, number: int | None) -> str:
-        return "" if number is None else row_name(self._rows, number)
+        return "" if number is None else row_name(self._rows, number).removesuffix(" (the first is 0)")
 
     def _solved(self, groups: Sequence[Any]) -> dict[int, float]:
         """The share of solved samples of the batch's groups, of those that tell of their own rows."""
