@@ -31,7 +31,7 @@ class Entry:
     """The sum of their rewards, as far as these counted."""
     generated: int
     loss_tokens: int
-    weight: float | None
+    weight: float | None = None
     """The sum of |advantage| over their loss tokens; None where it is unknown."""
     rows: Mapping[str, int]
     """How many of them are of each row."""

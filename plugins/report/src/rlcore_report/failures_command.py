@@ -23,8 +23,8 @@ HEAD = ("", "episodes", "trained", "masked", "asked again", "dropped", "mean rew
 def failures_command(run: Path, as_json: bool) -> None:
     """Say how the episodes of a run ended, and what failures moved.
 
-    RUN is a run directory. Each episode ends as policy, environment, grader, tool, infrastructure or limit. For each of these the
-    table has the number of episodes, what became of them, and their part in reward and gradient.
+    RUN is a run directory. Each episode ends as policy, environment, grader, tool, infrastructure or limit. For each of these
+    the table has the number of episodes, what became of them, and their part in reward and gradient.
     """
     from rlcore.run.storage.saved_run import SavedRun
     from rlcore.spi import CheckpointError
@@ -34,8 +34,8 @@ def failures_command(run: Path, as_json: bool) -> None:
     ledger = read_ledger(directory)
     if ledger is None:
         raise CheckpointError(
-            f"found no {FILE} in {directory}; expected that of a run which samples from its policy: rlcore-rollout writes it in "
-            "each step"
+            f"found no {FILE} in {directory}; expected that of a run which samples from its policy: rlcore-rollout writes it "
+            "in each step"
         )
     if as_json:
         click.echo(json.dumps(ledger.as_json(), indent=1))
@@ -53,17 +53,17 @@ def lines_of(ledger: "FailureLedger", name: str) -> Iterator[str]:
     before, after = ledger.mean_reward, ledger.mean_reward_as_zero
     if before is not None and after is not None and any(sums.of_outcome["masked"] for sums in ledger.kinds.values()):
         yield (
-            f"Masked episodes are in no loss and in no group's mean. As rewards of 0 they would have moved the mean reward from "
-            f"{before:.3f} to {after:.3f}."
+            "Masked episodes are in no loss and in no group's mean. As rewards of 0 they would have moved the mean reward "
+            f"from {before:.3f} to {after:.3f}."
         )
     for (kind, outcome, reason), sums in ledger.reasons.items():
         yield ""
         yield f"{kind}, {outcome}: {sums.episodes:,} x {reason}"
         yield f"  steps {_ranges(sorted(sums.steps))}"
         if sums.rows:
-            rows = [f"{row} x {count}" for row, count in sums.rows.most_common(MAX_ROWS)]
-            more = f", and {len(sums.rows) - MAX_ROWS} more" if len(sums.rows) > MAX_ROWS else ""
-            yield f"  {', '.join(rows)}{more}"
+            shown = sums.rows.most_common(MAX_ROWS)
+            more = ", and others" if sum(count for _, count in shown) < sums.episodes else ""
+            yield f"  {', '.join(f'{row} x {count}' for row, count in shown)}{more}"
 
 
 def _row(kind: str, sums: "Sums") -> tuple[str, ...]:

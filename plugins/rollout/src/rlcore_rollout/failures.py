@@ -96,7 +96,8 @@ def step_entries(sampled: CollectedRollouts, trained: TokenBatch, endings: StepE
 
 def append_entries(path: Path, step: int, entries: Sequence[Entry]) -> None:
     """Write the line of a step. Raises StorageError where it cannot be written."""
-    line = json.dumps({"step": step, "entries": [asdict(one) for one in entries]}, separators=(",", ":"))
+    told = [asdict(one, filter=lambda _, value: value is not None) for one in entries]
+    line = json.dumps({"step": step, "entries": told}, separators=(",", ":"))
     with storage_errors(path.name, path.parent), path.open("a") as file:
         file.write(f"{line}\n")
 
