@@ -33,7 +33,7 @@ class Call(Generic[Result]):
     """Names it among all that are under way; the same when it is made again on another event loop."""
     function: Literal["reset", "step", "run"]
     start: Callable[[], Awaitable[Any]]
-    check: Callable[[Any], Result]
+    check: "Callable[[Any], Result | Failure]"
     describe: Callable[[], str]
     """Which episode it is of, in words."""
 
@@ -87,9 +87,6 @@ class EnvironmentCalls:
             try:
                 started = call.start()
                 outcome = call.check(await (started if type(started) is CoroutineType else _awaitable(started)))
-                failure = None if isinstance(outcome, ResetResult) else outcome.failure
-                if failure is not None and not failure.is_trained:
-                    outcome = Failure.returned(failure)
             except BaseException as error:  # a panic in a native library is no Exception
                 if self._ends_caller(error, task):
                     raise

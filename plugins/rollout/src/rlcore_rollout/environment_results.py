@@ -200,9 +200,9 @@ def check_reset(result: Any, vocab_size: int | None) -> ResetResult:
     return result
 
 
-def check_step(result: Any, vocab_size: int | None) -> StepResult:
-    """Check the result of `step`. ContractError where it is something else, RewardError where a figure is not finite as
-    float32."""
+def check_step(result: Any, vocab_size: int | None) -> StepResult | Failure:
+    """Check the result of `step`, and return it, or the failure that masks its sample. ContractError where it is something
+    else, RewardError where a figure is not finite as float32."""
     if not isinstance(result, StepResult):
         raise ContractError(f"returned {type(result).__name__}; expected rlcore.spi.StepResult")
     _check_number("the reward", result.reward)
@@ -219,16 +219,17 @@ def check_step(result: Any, vocab_size: int | None) -> StepResult:
             raise ContractError(f"returned an observation {fault}")
     _check_components(result.reward_components)
     _check_metrics(result.metrics)
-    if result.failure is not None:
-        _check_failure(result.failure)
-        if not result.done:
-            raise ContractError("returned a failure and done=False; expected a failure where the episode ends")
-    return result
+    if result.failure is None:
+        return result
+    _check_failure(result.failure)
+    if not result.done:
+        raise ContractError("returned a failure and done=False; expected a failure where the episode ends")
+    return result if result.failure.is_trained else Failure.returned(result.failure)
 
 
-def check_episode(result: Any) -> EpisodeResult:
-    """Check the result of `run`. ContractError where it is something else, RewardError where a figure is not finite as
-    float32."""
+def check_episode(result: Any) -> EpisodeResult | Failure:
+    """Check the result of `run`, and return it, or the failure that masks its sample. ContractError where it is something
+    else, RewardError where a figure is not finite as float32."""
     if not isinstance(result, EpisodeResult):
         raise ContractError(f"returned {type(result).__name__}; expected rlcore.spi.EpisodeResult")
     _check_number("the reward", result.reward)
@@ -236,9 +237,10 @@ def check_episode(result: Any) -> EpisodeResult:
         raise ContractError(f"returned success={shown(result.success, 40)}; expected a bool")
     _check_components(result.reward_components)
     _check_metrics(result.metrics)
-    if result.failure is not None:
-        _check_failure(result.failure)
-    return result
+    if result.failure is None:
+        return result
+    _check_failure(result.failure)
+    return result if result.failure.is_trained else Failure.returned(result.failure)
 
 
 def _check_failure(failure: Any) -> None:
