@@ -219,12 +219,10 @@ def check_step(result: Any, vocab_size: int | None) -> StepResult | Failure:
             raise ContractError(f"returned an observation {fault}")
     _check_components(result.reward_components)
     _check_metrics(result.metrics)
-    if result.failure is None:
-        return result
-    _check_failure(result.failure)
-    if not result.done:
+    masked = _masked_by(result.failure)
+    if result.failure is not None and not result.done:
         raise ContractError("returned a failure and done=False; expected a failure where the episode ends")
-    return result if result.failure.is_trained else Failure.returned(result.failure)
+    return masked or result
 
 
 def check_episode(result: Any) -> EpisodeResult | Failure:
@@ -237,13 +235,13 @@ def check_episode(result: Any) -> EpisodeResult | Failure:
         raise ContractError(f"returned success={shown(result.success, 40)}; expected a bool")
     _check_components(result.reward_components)
     _check_metrics(result.metrics)
-    if result.failure is None:
-        return result
-    _check_failure(result.failure)
-    return result if result.failure.is_trained else Failure.returned(result.failure)
+    return _masked_by(result.failure) or result
 
 
-def _check_failure(failure: Any) -> None:
+def _masked_by(failure: Any) -> Failure | None:
+    """Check how an episode ended, and return that where it masks the sample."""
+    if failure is None:
+        return None
     if not isinstance(failure, EpisodeFailure):
         raise ContractError(f"returned the failure {shown(failure, 80)}; expected rlcore.spi.EpisodeFailure or None")
     faults = []
@@ -255,6 +253,7 @@ def _check_failure(failure: Any) -> None:
         faults.append(f"masked={shown(failure.masked, 40)}; expected a bool")
     if faults:
         raise ContractError(f"returned a failure with {', and with '.join(faults)}")
+    return None if failure.is_trained else Failure.returned(failure)
 
 
 def _check_components(components: Any) -> None:

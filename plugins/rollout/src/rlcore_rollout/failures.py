@@ -5,7 +5,7 @@ those that ended by the policy.
 """
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -79,7 +79,8 @@ class Entry:
         self.loss_tokens += other.loss_tokens
         if other.weight is not None:
             self.weight = (self.weight or 0.0) + other.weight
-        self.rows = dict(Counter(self.rows) + Counter(other.rows))
+        for row, number in other.rows.items():
+            self.rows[row] = self.rows.get(row, 0) + number
 
 
 def step_entries(sampled: CollectedRollouts, trained: TokenBatch, endings: StepEndings) -> list[Entry]:
@@ -103,7 +104,7 @@ def append_entries(path: Path, step: int, entries: Sequence[Entry]) -> None:
 
 
 def _of_samples(sampled: CollectedRollouts, trained: TokenBatch, rows: Sequence[str]) -> Iterator[Entry]:
-    """Yield an entry for each episode of a step."""
+    """Yield an entry for all episodes of a step that ended alike."""
     first, episode_of, batch = sampled.first_sequences, sampled.episode_of, sampled.batch
     advantages = advantages_of(sampled, trained)
     mask = batch.loss_mask if advantages is None else trained.loss_mask
@@ -112,31 +113,35 @@ def _of_samples(sampled: CollectedRollouts, trained: TokenBatch, rows: Sequence[
     moved = np.zeros(0) if advantages is None else np.abs(advantages[mask]).astype(np.float64)
     weights = None if advantages is None else np.bincount(token_episode, moved, len(first))
     generated = np.add.reduceat(sampled.num_generated, first)
+    rewards, groups = sampled.rewards[first].astype(np.float64), sampled.group_ids[first].tolist()
+    alike: dict[tuple[EpisodeFailure | None, bool], list[int]] = defaultdict(list)
     failures = sampled.failures or [None] * len(first)
-    for number, (sequence, failure) in enumerate(zip(first.tolist(), failures, strict=True)):
-        is_valid, group = bool(sampled.valid[sequence]), int(sampled.group_ids[sequence])
+    for number, (is_valid, failure) in enumerate(zip(sampled.valid[first].tolist(), failures, strict=True)):
+        alike[failure, is_valid].append(number)
+    for (failure, is_valid), numbers in alike.items():
         yield _entry(
             failure,
             "trained" if is_valid else "masked",
-            rows[group] if rows else "",
-            reward=float(sampled.rewards[sequence]),
-            generated=int(generated[number]),
-            loss_tokens=int(loss_tokens[number]),
-            weight=None if weights is None else float(weights[number]),
+            Counter(rows[groups[number]] for number in numbers) if failure and rows else {},
+            episodes=len(numbers),
+            reward=float(rewards[numbers].sum()),
+            generated=int(generated[numbers].sum()),
+            loss_tokens=int(loss_tokens[numbers].sum()),
+            weight=None if weights is None else float(weights[numbers].sum()),
         )
 
 
 def _of_left_out(left_out: Sequence[tuple[str, LeftOut]]) -> Iterator[Entry]:
     for row, group in left_out:
-        for failure in group.endings:
-            yield _entry(failure, group.outcome, row)
+        for failure, number in Counter(group.endings).items():
+            yield _entry(failure, group.outcome, {row: number} if failure else {}, episodes=number)
 
 
-def _entry(failure: EpisodeFailure | None, outcome: Outcome, row: str, **figures: Any) -> Entry:
+def _entry(failure: EpisodeFailure | None, outcome: Outcome, rows: Mapping[str, int], **figures: Any) -> Entry:
     ending = failure or BY_POLICY
     reason = masked(first_line(ending.reason or f"a failure of the kind {ending.kind!r}")) if failure else ""
-    rows = {row: 1} if failure and row else {}
-    return Entry(kind=ending.kind, outcome=outcome, reason=reason, episodes=1, rows=rows, **figures)
+    named = {row: number for row, number in rows.items() if row}
+    return Entry(kind=ending.kind, outcome=outcome, reason=reason, rows=named, **figures)
 
 
 def _most_frequent(entries: Sequence[Entry]) -> list[Entry]:
