@@ -8,7 +8,7 @@ from types import MappingProxyType
 from attrs import evolve
 from mutants import killed_by
 
-from rlcore.spi import Observation, ResetResult, capabilities
+from rlcore.spi import EpisodeFailure, Observation, ResetResult, capabilities
 from rlcore.testing.fakes.environment import FakeEnvironment, FakeEnvironmentConfig
 
 TWO_TURNS = FakeEnvironmentConfig(num_turns=2)
@@ -167,6 +167,16 @@ class DoneAsANumber(Fields):
 @killed_by(ANSWERED)
 class SuccessAsANumber(Fields):
     fields = MappingProxyType({"success": 0.5})
+
+
+@killed_by(ANSWERED)
+class FailuresAsText(Fields):
+    fields = MappingProxyType({"failure": "tool"})
+
+
+@killed_by(ANSWERED)
+class FailuresOfAnUnknownKind(Fields):
+    fields = MappingProxyType({"failure": EpisodeFailure(kind="weather")})
 
 
 @killed_by(ANSWERED)

@@ -17,6 +17,7 @@ RUN_BY = {
     "README.md": "tests/docs/test_documents.py",
     "docs/agents.md": "tests/system/test_agents.py",
     "docs/design.md": "tests/docs/test_design_document.py",
+    "docs/failures.md": "tests/report/test_failures_document.py",
     "docs/inspect.md": "tests/system/test_checkpoint_evaluation.py",
     "docs/moving.md": "tests/docs/test_moving_document.py",
     "docs/own-loop.md": "tests/session/test_own_loop_document.py",
@@ -72,6 +73,7 @@ PROGRAMS = {
 TEXTS = {
     "docs/design.md": "drawings",
     "docs/environments.md": "three keys of NeMo Gym's YAML",
+    "docs/failures.md": "what `rlcore failures` prints: tests/report/test_failures_document.py",
     "docs/importing.md": "commands on recipes of other libraries: tests/recipe_import",
     "docs/lm-evaluation-harness.md": "a harness's own format: tests/system/test_checkpoint_evaluation.py runs it",
     "docs/megatron.md": "a line of `rlcore check` on GPUs that no test has",

@@ -31,6 +31,7 @@ UPDATES = "tests/core/run/test_loop.py"
 ALGORITHM_HANDLE = "tests/core/registry/test_algorithm_handle.py"
 GROUPS = "tests/core/run/execution/test_groups.py"
 ENVIRONMENT_RUNNER = "tests/rollout/test_environment_runner.py"
+FAILURES = "tests/rollout/test_failure_table.py::test_a_fault_ends_in_its_row_and_trains_as_the_row_says"
 ANY_ORDER = "tests/rollout/test_groups_in_any_order.py"
 TWO_PARTS = "tests/ray_execution/test_dispatch.py::test_images_go_with_their_sequences_and_prompts"
 IMAGE_STEPS = "tests/fsdp2_backend/test_backend_images.py::test_three_steps_and_what_they_leave[qwen3_vl-none]"
@@ -165,6 +166,28 @@ FAULTS = (
         "return self.num_samples + sum(self._replaced.values())",
         "return self.num_samples",
         "tests/rollout/test_episode_run.py::test_so_do_their_other_samples",
+    ),
+    # Episodes that failed
+    Fault(
+        "a failure that an environment returns trains with its reward",
+        "rlcore_rollout.environment_results",
+        "return None if failure.is_trained else Failure.returned(failure)",
+        "return None",
+        f"{FAILURES}[a reward function returns a failure]",
+    ),
+    Fault(
+        "a time limit hides whose block it ended",
+        "rlcore_rollout.environment_calls",
+        'kind = outcome.kind if isinstance(outcome, Failure) else "environment"',
+        'kind = "environment"',
+        f"{FAILURES}[a reward function hangs]",
+    ),
+    Fault(
+        "a rollout of verifiers whose time was over trains as done",
+        "rlcore_verifiers.failures",
+        '(stop_condition timeout_reached)", masked=True)',
+        '(stop_condition timeout_reached)")',
+        "tests/rollout/test_failure_table.py::test_a_rollout_of_verifiers_whose_time_was_over_is_masked_though_it_has_a_reward",
     ),
     # The loop
     Fault(

@@ -35,7 +35,26 @@ def make_run(path: Path, num_steps: int, *, every: int = 10, num_figures: int = 
         )
     ]
     append_timeline(path / "timeline.jsonl", spans)
+    lines = [json.dumps({"step": step, "entries": endings(step)}) for step in range(1, num_steps + 1)]
+    (path / "failures.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return path
+
+
+def endings(step: int) -> list[dict[str, object]]:
+    """The entries of a step: 12 episodes by the policy, 3 that are masked, one that is asked again."""
+    rows = {"row 3": 2, NASTY: 1}
+    return [
+        entry("policy", "trained", "", episodes=12, reward=6.0, loss_tokens=120, weight=9.0),
+        entry("grader", "masked", f"{NASTY} took too long", episodes=3, weight=0.0, rows=rows),
+        entry("limit", "trained", "cut off", episodes=1, loss_tokens=20, weight=3.0, rows={f"row {step}": 1}),
+        entry("tool", "asked again", "no search", episodes=1),
+    ]
+
+
+def entry(kind: str, outcome: str, reason: str, **figures: object) -> dict[str, object]:
+    """An entry as rlcore-rollout writes it."""
+    counted = {"episodes": 1, "reward": 0.0, "generated": 40, "loss_tokens": 0, "rows": {}}
+    return {"kind": kind, "outcome": outcome, "reason": reason, **counted, **figures}
 
 
 def figures(step: int, num: int, random: np.random.Generator) -> dict[str, float]:

@@ -86,7 +86,8 @@ def test_a_group_whose_environment_could_not_begin_is_known_by_its_samples() -> 
     (made,) = group.episodes
     made.valid = False
     record = GroupRecord(number=2, began=0, samples=(sample_record(made, "broken"),))
-    assert record.failed == "broken"
+    assert record.failed is not None
+    assert record.failed.reason == "broken"
 
 
 counts = st.integers(0, 50)

@@ -12,7 +12,7 @@ from rlcore_verifiers.package import unavailable
 if missing := unavailable():
     pytest.skip(missing, allow_module_level=True)
 
-from rlcore.spi import DataError, EnvironmentContext, EpisodeResult, RewardError, SessionEndpoint
+from rlcore.spi import DataError, EnvironmentContext, EpisodeResult, RewardError, SessionEndpoint, failure_kind
 from rlcore_serve.sessions.server import serving
 from rlcore_serve.sessions.session import Sessions
 from rlcore_verifiers.config import VerifiersConfig
@@ -81,11 +81,14 @@ def test_a_prompt_without_room_ends_the_episode() -> None:
     result, said, script = played("twice", f"1{END}", limit=50)
     assert len(script.requests) == 1
     assert (result.reward, result.metrics["rollout_truncated"], len(said)) == (2.0, 1.0, 1)
+    assert result.failure is not None
+    assert (result.failure.kind, result.failure.is_trained) == ("limit", True)
 
 
 def test_what_fails_in_the_environment_is_an_error() -> None:
-    with pytest.raises(RewardError, match="the sandbox is gone"):
+    with pytest.raises(RewardError, match="the sandbox is gone") as raised:
         played("broken", f"1{END}")
+    assert failure_kind(raised.value) == "infrastructure"
 
 
 def test_rewards_have_to_be_numbers() -> None:

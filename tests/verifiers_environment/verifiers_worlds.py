@@ -1,5 +1,6 @@
 """Small environments for the real package, as an environment's own module would have them."""
 
+import asyncio
 from typing import Any
 
 import verifiers as vf
@@ -60,6 +61,39 @@ class Broken(Twice):
         raise vf.InfraError("the sandbox is gone")
 
 
+class FirstFails(Twice):
+    """Its first episode meets a fault between the turns; the reward is the length of what was said last."""
+
+    def __init__(self, fault: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self._fault, self._number = fault, 0
+
+    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
+        self._number += 1
+        if self._number == 1:
+            await self._fault()
+        return await super().env_response(messages, state, **kwargs)
+
+
+async def loses_the_sandbox() -> None:
+    raise vf.SandboxError("the sandbox is gone")
+
+
+async def loses_the_tool() -> None:
+    raise vf.ToolCallError("no search")
+
+
+async def waits() -> None:
+    await asyncio.sleep(600)
+
+
+FAULTS = {"sandbox": loses_the_sandbox, "tool": loses_the_tool, "late": waits}
+
+
+def letters(completion: Any) -> float:
+    return float(len(str(completion[-1].content)))
+
+
 def group(completions: list[Any]) -> list[float]:
     return [0.0 for _ in completions]
 
@@ -72,6 +106,10 @@ def load_environment(kind: str = "single", evaluation: bool = True, training: bo
         return vf.ToolEnv(tools=[add], max_turns=3, rubric=rubric(), **options)
     if kind == "group":
         return vf.SingleTurnEnv(rubric=vf.Rubric(funcs=[group]), **options)
+    if kind in FAULTS:
+        limit_s = 3.0 if kind == "late" else None
+        lengths = vf.Rubric(funcs=[letters])
+        return FirstFails(FAULTS[kind], max_turns=2, rubric=lengths, timeout_seconds=limit_s, **options)
     if kind in ("twice", "broken"):
         return (Twice if kind == "twice" else Broken)(max_turns=2, rubric=rubric(), **options)
     return vf.SingleTurnEnv(rubric=rubric(), **options)

@@ -130,12 +130,11 @@ class RolloutConfig:
     """Most seconds for an episode, from the first request for the step's samples, so waiting for other samples counts. A slower
     one is masked, and counted as `environment/timed_out` and `environment/failed`. None is no bound."""
     on_environment_error: Literal["error", "mask"] = "error"
-    """"error": end the run. "mask": mask the sample out of the training step and count it as `environment/failed`; in an
-    evaluation it counts as unsolved and as `eval/failed`."""
+    """What follows on an error of the environment. "error": end the run. "mask": mask the sample (`environment/failed`); in an
+    evaluation it counts as unsolved (`eval/failed`). A failure that the environment returns is masked in either case."""
     max_failed_fraction: Share = 0.5
-    """With "mask" or `episode_timeout_s`, the largest share of failed samples; above it the run ends with the reason. It is a
-    share of an evaluation's or a step's samples; if steps overlap, of all steps in progress. Failures of a replaced group count
-    until its step is trained on."""
+    """The largest share of failed samples; above it the run ends with the reason. It is a share of an evaluation's or a step's
+    samples; if steps overlap, of all steps in progress. Failures of a replaced group count until its step is trained on."""
 
     @property
     def truncates(self) -> bool:

@@ -11,7 +11,7 @@ from attrs import frozen
 from rlcore.config.asynchrony import AsyncConfig
 from rlcore.config.data_problems import mix_problems, source_problems
 from rlcore.config.model import CriticConfig
-from rlcore.config.recipe import EvaluationConfig, Recipe, RolloutConfig
+from rlcore.config.recipe import EvaluationConfig, Recipe
 from rlcore.schema import describe
 from rlcore.schema.file_limits import expanded
 from rlcore.spi import Problem
@@ -180,19 +180,6 @@ def _methods(recipe: Recipe) -> Iterator[Problem]:
         for path in (f"{section}.groups[{number}].name" for number, group in enumerate(groups) if group.name is not None):
             if "muon" not in names:
                 yield Problem(path=path, found='"adamw", where AdamW trains all', expected="no such key")
-
-
-@rule("rollout.max_failed_fraction", "rollout.on_environment_error", "rollout.episode_timeout_s")
-def _bound_on_nothing(recipe: Recipe) -> Iterator[Problem]:
-    rollout = recipe.rollout
-    bounded = rollout.max_failed_fraction != RolloutConfig().max_failed_fraction and 0 <= rollout.max_failed_fraction <= 1
-    if rollout.on_environment_error == "error" and rollout.episode_timeout_s is None and bounded:
-        yield Problem(
-            path="rollout.max_failed_fraction",
-            found=f'{rollout.max_failed_fraction}, with on_environment_error = "error"',
-            expected="no such key: the first failure ends the run",
-            remedy='Set rollout.on_environment_error to "mask".',
-        )
 
 
 @rule("rollout.max_turn_tokens", "rollout.max_response_tokens")

@@ -33,6 +33,8 @@ class CollectedRollouts(spi.RolloutBatch):
     """bool [N]: whether the episode took too long."""
     truncated: BoolArray
     """bool [N]: whether a limit of tokens or turns cut it off."""
+    failures: Sequence[spi.EpisodeFailure | None] = ()
+    """[E]: how each episode ended, None where by the policy; empty where nobody knows."""
     environment_metrics: Mapping[str, float] = field(factory=dict)
     """Means over the turns that report them, of valid episodes."""
     schedule_metrics: Mapping[str, float] = field(factory=dict)

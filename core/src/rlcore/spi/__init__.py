@@ -31,12 +31,12 @@ NAMES = {
     ),
     "data_source": ("DATASET_GROUP DataSourceProvider DataSourceRequest installed_data_sources source_of_suffix"),
     "environment": (
-        "AgentEnvironment Environment EpisodeResult LazyRows Message Observation ResetResult Row SessionEndpoint "
-        "StepResult Tool ToolCall ToolParser ParseToolCalls Turn"
+        "AgentEnvironment Environment EpisodeFailure EpisodeResult LazyRows Message Observation ResetResult Row "
+        "SessionEndpoint StepResult Tool ToolCall ToolParser ParseToolCalls Turn"
     ),
     "errors": (
-        "BoundError CheckpointError ConfigError ContractError DataError InterruptedRun ModelError NonFiniteError Note "
-        "PluginError Problem RefitError RewardError RlcoreError StorageError WorkerError"
+        "BoundError CheckpointError ConfigError ContractError DataError FailureKind InterruptedRun ModelError NonFiniteError "
+        "Note PluginError Problem RefitError RewardError RlcoreError StorageError WorkerError fails_as failure_kind"
     ),
     "execution": (
         "BackendGroup Backends EngineLimitError ExecutionProgress GeneratorGroup LogprobsColumn Minibatch OpenBackends "

@@ -149,13 +149,12 @@ class RolloutBatch:
     def __attrs_post_init__(self) -> None:
         num_sequences = self.batch.num_sequences
         check_array("rewards", self.rewards, np.float32, num_sequences)
-        check_array("group_ids", self.batch.sequence_columns.get(GROUP_IDS), np.int32, num_sequences)
-        if EPISODE_IDS in self.batch.sequence_columns:
-            episode_ids = self.batch.sequence_columns[EPISODE_IDS]
-            check_array("episode_ids", episode_ids, np.int32, num_sequences)
-            if (np.diff(episode_ids) < 0).any():
-                worst = int((np.diff(episode_ids) < 0).argmax()) + 1
-                raise ContractError(f"episode_ids: sequence {worst} is of an earlier episode than the one before")
+        columns = self.batch.sequence_columns
+        for name in (GROUP_IDS, *({EPISODE_IDS} & columns.keys())):
+            check_array(name, columns.get(name), np.int32, num_sequences)
+            if (falls := np.diff(columns[name]) < 0).any():
+                found = f"sequence {int(falls.argmax()) + 1} has a lower number than the one before"
+                raise ContractError(f"{name}: {found}; expected them to rise")
         check_array("valid", self.valid, np.bool_, num_sequences)
         check_array("finish_reasons", self.finish_reasons, np.uint8, num_sequences)
         check_array("truncated", self.truncated, np.bool_, num_sequences)
@@ -164,9 +163,6 @@ class RolloutBatch:
         if not np.isfinite(self.rewards).all():
             worst = int(np.isfinite(self.rewards).argmin())
             raise ContractError(f"rewards: found {self.rewards[worst]} for sample {worst}; expected finite numbers")
-        if (np.diff(self.group_ids) < 0).any():
-            worst = int((np.diff(self.group_ids) < 0).argmax()) + 1
-            raise ContractError(f"group_ids: sample {worst} is of an earlier group than the one before; expected them to rise")
 
 
 @frozen(kw_only=True, eq=False)

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, Self, TypeAlias, overload
 from attrs import field, frozen
 
 from rlcore.spi.arrays import Int32Array
-from rlcore.spi.errors import DataError
+from rlcore.spi.errors import DataError, FailureKind
 from rlcore.spi.generator import FinishReason
 
 Tool: TypeAlias = Mapping[str, Any]
@@ -120,6 +120,23 @@ class ResetResult:
     dataclasses; other states begin again."""
 
 
+@frozen(kw_only=True)
+class EpisodeFailure:
+    """How an episode ended, where not by an answer of the policy that could be judged."""
+
+    kind: FailureKind
+    reason: str = ""
+    """The cause in words; `rlcore failures` counts episodes by it."""
+    masked: bool = False
+    """Leave out of training a sample of the kind "policy" or "limit", whose reward counts otherwise. All other kinds are left
+    out in any case, whatever the recipe does with errors."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Return whether the reward counts."""
+        return self.kind in ("policy", "limit") and not self.masked
+
+
 @frozen(kw_only=True, eq=False)
 class StepResult:
     """The environment's answer to a turn."""
@@ -137,6 +154,8 @@ class StepResult:
     episode's own. All others train on `reward`, whatever the sum of these is. Logged as `reward/<name>`."""
     metrics: Mapping[str, float] = field(factory=dict)
     """Finite; averaged over all turns that report them, and logged as `environment/<name>`."""
+    failure: EpisodeFailure | None = None
+    """None where the episode goes on, and where it ended by the policy."""
 
 
 @frozen(kw_only=True)
@@ -163,6 +182,8 @@ class EpisodeResult:
     """The components of the reward, as those of StepResult."""
     metrics: Mapping[str, float] = field(factory=dict)
     """Finite; averaged over all episodes that report them, and logged as `environment/<name>`."""
+    failure: EpisodeFailure | None = None
+    """None where the episode ended by the policy."""
 
 
 class AgentEnvironment(Protocol):

@@ -1,11 +1,19 @@
 """Every error that rlcore raises on purpose, each with the exit code that the command line ends with."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal, TypeAlias, get_args
 
 from rlcore.schema.problem import Note as Note
 from rlcore.schema.problem import Problem as Problem
 from rlcore.schema.problem import ProblemsError as ProblemsError
 from rlcore.schema.problem import RlcoreError as RlcoreError
+
+FailureKind: TypeAlias = Literal["policy", "environment", "grader", "tool", "infrastructure", "limit"]
+"""How an episode ended: by the policy, right or wrong; by a defect of the environment, of its grader or of a tool; by a defect
+of what they run on, such as a network or a sandbox; or at a limit of tokens, turns or time."""
+_LOST = {"ConnectionError", "TimeoutError", "MemoryError", "APIConnectionError", "TransportError", "ClientConnectionError"}
+"""Names of errors of Python, requests, openai, httpx and aiohttp: none of these packages is imported for it."""
 
 
 class ConfigError(ProblemsError):
@@ -91,3 +99,28 @@ class InterruptedRun(RlcoreError):
     """The user stopped the run; a checkpoint was saved and the message says how to resume."""
 
     exit_code = 130
+
+
+@contextmanager
+def fails_as(kind: FailureKind) -> Iterator[None]:
+    """Errors that leave the block, also by the end of a time limit, fail the episode as `kind`, unless a block within names
+    another. ContractError for an unknown kind."""
+    if kind not in get_args(FailureKind):
+        raise ContractError(f"found the kind of failure {kind!r}; expected one of {', '.join(get_args(FailureKind))}")
+    try:
+        yield
+    except BaseException as error:
+        vars(error).setdefault("failure", kind)
+        raise
+
+
+def failure_kind(error: BaseException) -> FailureKind:
+    """Return how an error fails its episode: as its block of `fails_as` or that of its cause says, and as "infrastructure" by a
+    lost connection, an expired time limit or exhausted memory. Any other error is the environment's."""
+    found: BaseException | None = error
+    while found is not None:
+        if "failure" in vars(found) or _LOST & {one.__name__ for one in type(found).__mro__}:
+            kind: FailureKind = vars(found).get("failure", "infrastructure")
+            return kind
+        found = found.__cause__
+    return "environment"

@@ -8,7 +8,7 @@ from rlcore_code.cases import read_cases
 from rlcore_code.checks import check_code
 from rlcore_code.config import PROBLEM, CodeConfig
 from rlcore_code.fences import last_program
-from rlcore_code.judge import Judge
+from rlcore_code.judge import Judge, Verdict
 from rlcore_code.sandbox import Sandbox
 
 
@@ -38,7 +38,8 @@ class CodeEnvironment:
             return spi.StepResult(reward=0.0, done=True, metrics={"answered": 0.0})
         credit = self._config.partial_credit
         judge = Judge(self._sandbox, self._config.wall_time_s, to_the_end=credit > 0)
-        verdict = await judge.judge(program, state)
+        with spi.fails_as("grader"):
+            verdict = await judge.judge(program, state)
         right = verdict.num_passed == len(state)
         return spi.StepResult(
             reward=1.0 if right else credit * verdict.num_passed / len(state),
@@ -49,6 +50,7 @@ class CodeEnvironment:
                 "program_timed_out": float(verdict.timed_out),
                 "answered_object": float(verdict.answered_object),
             },
+            failure=_failure(verdict),
         )
 
     def _observation(self, row: spi.Row) -> spi.Observation:
@@ -56,3 +58,10 @@ class CodeEnvironment:
         instruction = self._config.instruction.replace(PROBLEM, prompt) if isinstance(prompt, str) else prompt
         form, system = self._config.prompt_format, self._config.system_prompt
         return spi.Observation.of_prompt(instruction, prompt_format=form, system_prompt=system, tools=row.get("tools"))
+
+
+def _failure(verdict: Verdict) -> spi.EpisodeFailure | None:
+    if verdict.is_lost:
+        return spi.EpisodeFailure(kind="infrastructure", reason="the sandbox of its program did not end in time")
+    reason = "its program ran longer than environment.code.cpu_time_s or wall_time_s"
+    return spi.EpisodeFailure(kind="policy", reason=reason) if verdict.timed_out else None

@@ -31,6 +31,8 @@ class Verdict:
     num_passed: int
     timed_out: bool
     answered_object: bool
+    is_lost: bool = False
+    """True where a sandbox did not end in time, so that nobody knows what the program would have passed."""
 
 
 class Judge:
@@ -40,7 +42,7 @@ class Judge:
         self._sandbox = sandbox
         self._deadline = monotonic() + wall_time_s
         self._to_the_end = to_the_end
-        self._timed_out = False
+        self._timed_out = self._is_lost = False
         self._answered_object = False
 
     async def judge(self, program: str, cases: Cases) -> Verdict:
@@ -53,7 +55,12 @@ class Judge:
                 break
         if (cases.values or cases.asserts) and (all(passed) or self._to_the_end):
             passed += await self._judge_functions(program, cases)
-        return Verdict(num_passed=sum(passed), timed_out=self._timed_out, answered_object=self._answered_object)
+        return Verdict(
+            num_passed=sum(passed),
+            timed_out=self._timed_out,
+            answered_object=self._answered_object,
+            is_lost=self._is_lost,
+        )
 
     async def _judge_functions(self, program: str, cases: Cases) -> list[bool]:
         tests = [*cases.values, *cases.asserts]
@@ -86,6 +93,7 @@ class Judge:
             return Execution(output=b"", exit_code=None, timed_out=True)
         execution = await self._sandbox.run(files, stdin=stdin, wall_time_s=left_s)
         self._timed_out |= execution.timed_out
+        self._is_lost |= execution.is_lost
         return execution
 
 

@@ -45,6 +45,8 @@ class Execution:
     None where a limit of time, output or files ended it, or its launcher failed.
     """
     timed_out: bool
+    is_lost: bool = False
+    """True where its launcher did not end in time, whatever the program did."""
 
 
 class Refused(PluginError):
@@ -140,7 +142,7 @@ class Sandbox:
                 )
                 await process.wait()
         except TimeoutError:
-            return Execution(output=b"", exit_code=None, timed_out=True)
+            return Execution(output=b"", exit_code=None, timed_out=True, is_lost=True)
         finally:
             _kill(process)
             await _finish(process, process.stdout, process.stderr)

@@ -10,6 +10,12 @@ from rlcore_math.checks import check_math
 from rlcore_math.config import PROBLEM, MathConfig, num_processes
 from rlcore_math.verifier import Verifier
 
+UNCHECKED = {
+    "too_slow": "its answer took more processor time to check than environment.math.verification_timeout_s",
+    "failed": "its answer ended the process that checked it",
+}
+"""Verdicts on answers that cost too much to check, in words: whatever the machine does, these earn nothing."""
+
 
 class MathEnvironment:
     """One turn an episode: 1.0 where its answer equals the reference's mathematically, else 0.0."""
@@ -35,24 +41,28 @@ class MathEnvironment:
     async def step(self, state: Any, turn: spi.Turn) -> spi.StepResult:
         """1.0 or 0.0. DataError where the reference is no answer; RewardError where the process that checks was killed."""
         response = without_thoughts(turn.text, is_thinking=turn.begins_in_thought or self._config.thought_in_prompt)
-        verdict = await self._verifier.judge(state, response, require_boxed=self._config.require_boxed)
+        with spi.fails_as("grader"):
+            verdict = await self._verifier.judge(state, response, require_boxed=self._config.require_boxed)
         if verdict == "unreadable_reference":
             field = self._config.answer_field
             raise spi.DataError(
                 f"found the reference answer {state!r:.200} ({field}); expected a number, LaTeX, or one after ####"
             )
         if verdict == "killed":
-            raise spi.RewardError(
-                "the process that checks the response was killed from outside, again and again: look whether the machine runs "
-                "out of memory, and lower environment.math.num_processes or max_memory_mib"
-            )
+            with spi.fails_as("infrastructure"):
+                raise spi.RewardError(
+                    "the process that checks the response was killed from outside, again and again: look whether the machine "
+                    "runs out of memory, and lower environment.math.num_processes or max_memory_mib"
+                )
         right = verdict == "right"
         metrics = {
             "answered": float(verdict in ("right", "wrong")),
             "verification_timed_out": float(verdict == "too_slow"),
             "verification_failed": float(verdict == "failed"),
         }
-        return spi.StepResult(reward=float(right), done=True, success=right, metrics=metrics)
+        reason = UNCHECKED.get(verdict)
+        failure = None if reason is None else spi.EpisodeFailure(kind="policy", reason=reason)
+        return spi.StepResult(reward=float(right), done=True, success=right, metrics=metrics, failure=failure)
 
     def close(self) -> None:
         """End the processes that check answers; the next call starts others."""

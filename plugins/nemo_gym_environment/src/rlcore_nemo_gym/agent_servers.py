@@ -6,10 +6,12 @@ from typing import Any
 
 import aiohttp
 
-from rlcore.spi import RewardError
+from rlcore.spi import RewardError, fails_as
 
 AGENTS = "responses_api_agents"
 OK = 200
+_PASSING = (408, 429, 502, 503, 504)
+"""States of a server that is busy, or behind a proxy that does not reach it."""
 SHOWN = 300
 """Characters of a reply that an error shows."""
 MAX_REPLY_BYTES = 100 * 2**20
@@ -61,7 +63,8 @@ async def run_episode(http: aiohttp.ClientSession, url: str, row: Mapping[str, A
     where = f"the agent server {url}"
     status, text = await _asked(http, "POST", f"{url.rstrip('/')}/run", where, row)
     if status != OK:
-        raise RewardError(f"{where} failed: status {status}: {text:.{SHOWN}}")
+        with fails_as("infrastructure" if status in _PASSING else "environment"):
+            raise RewardError(f"{where} failed: status {status}: {text:.{SHOWN}}")
     try:
         reply = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -92,8 +95,10 @@ async def _asked(
         async with http.request(method, url, json=body, allow_redirects=False) as response:
             return response.status, await bounded_text(response, MAX_REPLY_BYTES)
     except aiohttp.ClientConnectorError as error:
-        raise RewardError(f"{where} is not there ({error}). {_REMEDY}") from error
+        with fails_as("infrastructure"):
+            raise RewardError(f"{where} is not there ({error}). {_REMEDY}") from error
     except (aiohttp.ClientError, OSError) as error:
-        raise RewardError(f"{where} went away ({type(error).__name__}: {error})") from error
+        with fails_as("infrastructure"):
+            raise RewardError(f"{where} went away ({type(error).__name__}: {error})") from error
     except ValueError as error:
         raise RewardError(f"{where} does not reply as one: {error}") from error

@@ -7,15 +7,15 @@ from typing import Any
 import aiohttp
 
 from rlcore.schema.types import is_number
-from rlcore.spi import DataError, EnvironmentContext, EpisodeResult, RewardError, Row, SessionEndpoint
+from rlcore.spi import DataError, EnvironmentContext, EpisodeFailure, EpisodeResult, RewardError, Row, SessionEndpoint, fails_as
 from rlcore_nemo_gym.agent_servers import find_agent, run_episode
 from rlcore_nemo_gym.config import SECTION, NemoGymConfig
+from rlcore_nemo_gym.failures import FAILURE, failure_class_kind, masked_sample
 from rlcore_nemo_gym.policy_server import KEY, PolicyEpisode, PolicyServer
 from rlcore_nemo_gym.rows import PARAMS, agent_of, params_of, read_rows
 from rlcore_workers.functions import brief
 
-FAILURE = "_ng_failure_class"
-"""The field of a reply by which servers of NeMo Gym say that its reward is none."""
+_LONG = EpisodeFailure(kind="limit", reason="a prompt had no room for an answer (rollout.max_sequence_length)")
 
 
 class NemoGymBackend:
@@ -42,7 +42,7 @@ class NemoGymBackend:
                 url = self._config.agent_url or await find_agent(http, self._config.head_url, self._agent(row))
                 try:
                     reply = await run_episode(http, url, task)
-                except RewardError as error:
+                except RewardError as error:  # whose kind is that of its cause
                     raise RewardError(f"{error}{self._reason(episode)}") from error
         if not episode.num_answers and not episode.is_too_long:
             raise RewardError(f"the agent server {url} rewards an episode without an answer{self._reason(episode)}")
@@ -92,7 +92,8 @@ def episode_result(reply: Mapping[str, Any], url: str, episode: PolicyEpisode, c
     """Read an agent server's reply. RewardError where it has no reward, or a field that is no metric."""
     where, reward = f"the agent server {url}", reply.get("reward")
     if reply.get(FAILURE):
-        raise RewardError(f"{where} replied that the episode failed: {FAILURE} is {brief(reply[FAILURE])}")
+        with fails_as(failure_class_kind(reply[FAILURE])):
+            raise RewardError(f"{where} replied that the episode failed: {FAILURE} is {brief(reply[FAILURE])}")
     if not is_number(reward):
         raise RewardError(f"{where} replied the reward {brief(reward)}; expected a finite number")
     components = reply.get("reward_components") or {}
@@ -109,4 +110,5 @@ def episode_result(reply: Mapping[str, Any], url: str, episode: PolicyEpisode, c
         success=bool(reply["reward"] >= config.success_reward),
         reward_components={str(name): float(value) for name, value in components.items()},
         metrics=metrics,
+        failure=masked_sample(reply) or (_LONG if episode.is_too_long else None),
     )

@@ -9,7 +9,7 @@ import aiohttp
 from attrs import frozen
 
 from rlcore.reading import parse_json
-from rlcore.spi import RewardError
+from rlcore.spi import RewardError, fails_as
 
 Request = Literal["reset", "step"]
 CLOSE_S = 2.0
@@ -68,13 +68,14 @@ class Connection:
         with suppress(ConnectionError):  # the reason of a server that has closed is still to be read
             await self._socket.send_json({"type": request, "data": data})
         message = await self._socket.receive()
-        if message.type is aiohttp.WSMsgType.ERROR:
-            raise RewardError(f"{self._server}: the connection broke at a {request}: {message.data}")
-        if message.type not in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
-            raise RewardError(
-                f"{self._server} closed the connection (code {self._socket.close_code}); expected its reply to a {request}. "
-                "Its own output says why"
-            )
+        with fails_as("infrastructure"):
+            if message.type is aiohttp.WSMsgType.ERROR:
+                raise RewardError(f"{self._server}: the connection broke at a {request}: {message.data}")
+            if message.type not in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
+                raise RewardError(
+                    f"{self._server} closed the connection (code {self._socket.close_code}); expected its reply to a "
+                    f"{request}. Its own output says why"
+                )
         return self._read(request, message.data)
 
     def _read(self, request: Request, text: str | bytes) -> Observed:
@@ -101,11 +102,22 @@ class Connection:
 @asynccontextmanager
 async def connected(http: aiohttp.ClientSession, url: str, timeout_s: float) -> AsyncIterator[Connection]:
     """A connection, closed at the end. RewardError where there is no such server."""
+    with fails_as("infrastructure"):
+        socket = await _socket(http, url, timeout_s)
+    connection = Connection(url, socket)
+    try:
+        yield connection
+        await connection.end()
+    finally:
+        await socket.close()
+
+
+async def _socket(http: aiohttp.ClientSession, url: str, timeout_s: float) -> aiohttp.ClientWebSocketResponse:
     remedy = "Start the server, or correct environment.openenv.urls"
     limits = aiohttp.ClientWSTimeout(ws_close=CLOSE_S)
     try:
         async with asyncio.timeout(timeout_s):
-            socket = await http.ws_connect(f"{url.rstrip('/')}/ws", max_msg_size=MAX_MESSAGE_BYTES, timeout=limits)
+            return await http.ws_connect(f"{url.rstrip('/')}/ws", max_msg_size=MAX_MESSAGE_BYTES, timeout=limits)
     except TimeoutError as error:
         raise RewardError(f"the OpenEnv server {url} did not answer within {timeout_s:g} s. {remedy}") from error
     except aiohttp.WSServerHandshakeError as error:
@@ -113,12 +125,6 @@ async def connected(http: aiohttp.ClientSession, url: str, timeout_s: float) -> 
         raise RewardError(f"{found}. {remedy}") from error
     except (aiohttp.ClientError, OSError) as error:
         raise RewardError(f"no OpenEnv server at {url} ({type(error).__name__}: {error}). {remedy}") from error
-    connection = Connection(url, socket)
-    try:
-        yield connection
-        await connection.end()
-    finally:
-        await socket.close()
 
 
 def fault_text(fault: Mapping[str, Any]) -> str:

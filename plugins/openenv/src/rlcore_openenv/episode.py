@@ -5,7 +5,7 @@ from typing import Any
 
 from attrs import define, field
 
-from rlcore.spi import EpisodeResult, PluginError, RewardError, Row
+from rlcore.spi import EpisodeFailure, EpisodeResult, PluginError, RewardError, Row, fails_as
 from rlcore.thoughts import without_thoughts
 from rlcore_openenv.actions import Attempt, Translate, tools_of
 from rlcore_openenv.config import OpenEnvConfig
@@ -15,6 +15,9 @@ from rlcore_openenv.views import Show
 
 _OTHER_FIELDS = {"missing", "extra_forbidden"}
 """pydantic's types of faults that no answer brings about where the recipe names the fields."""
+
+_LONG = EpisodeFailure(kind="limit", reason="the conversation had no room for another answer")
+_NO_TURN_LEFT = EpisodeFailure(kind="limit", reason="no turn was left (environment.openenv.max_turns)")
 
 
 @define(kw_only=True, eq=False)
@@ -55,7 +58,8 @@ class Episode:
             said = without_thoughts(message["content"] or "", is_thinking=choice.get("begins_in_thought", False))
             await self._answered({**message, "content": said})
         if self.num_turns == 0:
-            raise RewardError("the first observation has more tokens than rollout.max_prompt_tokens leaves room for")
+            with fails_as("limit"):
+                raise RewardError("the first observation has more tokens than rollout.max_prompt_tokens leaves room for")
         return self._result()
 
     async def _tools(self) -> list[dict[str, Any]]:
@@ -97,7 +101,8 @@ class Episode:
         if attempt.action is None:
             return self._invalid(attempt.fault)
         try:
-            observed = await self.connection.step(attempt.action)
+            with fails_as("tool" if self.config.action == "tools" else "environment"):
+                observed = await self.connection.step(attempt.action)
         except RefusedError as error:
             return self._invalid(self._fault(error))
         if observed.reward is not None:
@@ -135,6 +140,7 @@ class Episode:
             reward=reward,
             success=reward >= self.config.success_reward,
             metrics={name: float(value) for name, value in metrics.items()},
+            failure=_LONG if self.is_too_long else None if self.is_done else _NO_TURN_LEFT,
         )
 
 

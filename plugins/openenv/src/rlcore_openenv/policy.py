@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from rlcore.spi import Message, RewardError, SessionEndpoint
+from rlcore.spi import Message, RewardError, SessionEndpoint, fails_as
 
 OK, BUSY, TOO_LONG = 200, 429, "context_length_exceeded"
 RETRY_S = 1.0
@@ -26,6 +26,10 @@ class Policy:
         body: dict[str, Any] = {"model": self._session.model, "messages": list(messages)}
         if tools:
             body["tools"] = list(tools)
+        with fails_as("infrastructure"):
+            return await self._answered(body)
+
+    async def _answered(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
         while True:
             status, text, retry_s = await self._post(body)
             if status == BUSY:

@@ -4,12 +4,25 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rlcore.spi import ConfigError, DataError, EnvironmentContext, Observation, ResetResult, Row, StepResult, Turn
+from rlcore.spi import (
+    ConfigError,
+    DataError,
+    EnvironmentContext,
+    EpisodeFailure,
+    Observation,
+    ResetResult,
+    Row,
+    StepResult,
+    Turn,
+    fails_as,
+)
 from rlcore_reasoning_gym.answers import answer_of
 from rlcore_reasoning_gym.checks import check_reasoning_gym
 from rlcore_reasoning_gym.config import ReasoningGymConfig
 from rlcore_reasoning_gym.problems import Problems
 from rlcore_reasoning_gym.scoring import Score, Scorer
+
+TOO_SLOW = "its answer took more processor time to score than environment.reasoning_gym.scoring_timeout_s"
 
 
 class ReasoningGymEnvironment:
@@ -45,7 +58,8 @@ class ReasoningGymEnvironment:
         if answer is not None:
             options = json.dumps(dict(self._config.families[family].options))
             request = {"family": family, "level": level, "options": options, "answer": answer, "entry": entry}
-            found = await self._scorer.score(request)
+            with fails_as("grader"):
+                found = await self._scorer.score(request)
         name = f"score_{family}" if level is None else f"score_{family}_level_{level}"
         metrics = {
             name: found.score,
@@ -53,7 +67,9 @@ class ReasoningGymEnvironment:
             "scoring_timed_out": float(found.timed_out),
             "scoring_failed": float(found.failed),
         }
-        return StepResult(reward=found.score, done=True, success=found.score >= 1.0, metrics=metrics)
+        reason = TOO_SLOW if found.timed_out else "the rule of its family fails over its answer" if found.failed else None
+        failure = None if reason is None else EpisodeFailure(kind="policy", reason=reason)
+        return StepResult(reward=found.score, done=True, success=found.score >= 1.0, metrics=metrics, failure=failure)
 
     def close(self) -> None:
         """End the processes that score answers; the next call starts others."""

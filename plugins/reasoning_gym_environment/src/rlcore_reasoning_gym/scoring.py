@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import frozen
 
-from rlcore.spi import RewardError
+from rlcore.spi import RewardError, fails_as
 from rlcore_reasoning_gym.config import ReasoningGymConfig, num_processes
 from rlcore_workers.pool import WorkerPool
 from rlcore_workers.process import Ended, Limits, Task
@@ -50,10 +50,11 @@ class Scorer:
         if not isinstance(answer, Ended):
             return Score(failed=True) if answer is None else Score(score=answer)
         if answer.exit_code == -signal.SIGKILL:
-            raise RewardError(
-                "the process that scores the response was killed from outside, again and again: look whether the machine runs "
-                "out of memory, and lower environment.reasoning_gym.num_processes or max_memory_mib"
-            )
+            with fails_as("infrastructure"):
+                raise RewardError(
+                    "the process that scores the response was killed from outside, again and again: look whether the machine "
+                    "runs out of memory, and lower environment.reasoning_gym.num_processes or max_memory_mib"
+                )
         timed_out = answer.exit_code == -signal.SIGPROF
         return Score(timed_out=timed_out, failed=not timed_out)
 

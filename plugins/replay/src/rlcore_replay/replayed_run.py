@@ -13,6 +13,7 @@ from attrs import evolve, fields, frozen
 from rlcore.spi import FinishReason
 from rlcore_replay.rollout_trace import RolloutTrace, differing
 from rlcore_rollout.environment_calls import EnvironmentCalls
+from rlcore_rollout.environment_results import Failure
 from rlcore_rollout.episode import Completion, Episode
 from rlcore_rollout.episode_group import EpisodeGroup
 from rlcore_rollout.prompt_groups import PromptGroups
@@ -172,7 +173,7 @@ class ReplayTurns(Turns):
 
     def _lose_again(self, episode: Episode, lost: LostRecord) -> None:
         episode.timed_out = lost.timed_out
-        self._lose(episode, lost.reason)
+        self._lose(episode, Failure(reason=lost.reason, kind=lost.kind))
 
 
 class ReplayGroups(PromptGroups):
@@ -192,9 +193,10 @@ class ReplayGroups(PromptGroups):
             number=number, replacement=replacement, spare=record.spare, num_long=record.num_long, is_left_out=record.left_out
         )
 
-    def failed_before(self, number: int) -> str | None:
+    def failed_before(self, number: int) -> Failure | None:
         """See PromptGroups."""
-        return self._schedule.recorded.groups[number].failed
+        lost = self._schedule.recorded.groups[number].failed
+        return None if lost is None else Failure(reason=lost.reason, kind=lost.kind)
 
     def begin(self, calls: EnvironmentCalls, on_ended: Callable[[int], None], look: Callable[[], None]) -> None:
         """See GroupWork."""

@@ -10,13 +10,14 @@ from rlcore.run.storage.run_directory import PYTHON, RunDirectory
 from rlcore.run.storage.saved_run import SavedRun
 from rlcore_report.configurations import differences, flat
 from rlcore_report.curves import bars, curves, evenly, medians, rounded
+from rlcore_report.failures import read_ledger
 from rlcore_report.run_state import run_state
 from rlcore_report.samples import readable, spreads
 from rlcore_report.token_pieces import pieces_of
 
 MAX_SAMPLE_BYTES = 2_000_000
 """About how much the samples of all runs take together."""
-MAX_TIMELINE_STEPS, MAX_RANKS = 12, 16
+MAX_TIMELINE_STEPS, MAX_RANKS, MAX_REASONS = 12, 16, 50
 
 SECTIONS: Mapping[str, Sequence[str]] = {
     "Learning": (
@@ -71,6 +72,7 @@ def _of_run(run: SavedRun, label: str, max_bytes: int) -> dict[str, Any]:
         "time": bars(records, [f"time/{name}_s" for name in (*STEP_PHASES, "other")]),
         "timeline": _timeline(read_timeline(directory.timeline_file)),
         "spreads": spreads(run),
+        "failures": _failures(run.path),
         "samples": readable(run, cutter, max_bytes),
         "no_pieces": reason,
         "recipe": dict(flat(run.recipe)) | _versions(directory),
@@ -120,6 +122,16 @@ def _timeline(spans: Sequence[Span]) -> list[dict[str, Any]]:
         ]
         shown.append({"step": step, "spans": rows})
     return shown
+
+
+def _failures(directory: Path) -> dict[str, Any] | None:
+    """How the run's episodes ended, with MAX_REASONS reasons; None where it has no such file."""
+    ledger = read_ledger(directory)
+    if ledger is None:
+        return None
+    told = ledger.as_json()
+    reasons = sorted(told["reasons"], key=lambda one: -one["episodes"])[:MAX_REASONS]
+    return {"kinds": told["kinds"], "reasons": [{**one, "rows": {}, "steps": []} for one in reasons]}
 
 
 def _versions(directory: RunDirectory) -> dict[str, str]:

@@ -30,6 +30,13 @@ TRACE = CommandSpec(
     command="rlcore_report.trace_command:trace_command",
     priority=65,
 )
+FAILURES = CommandSpec(
+    name="failures",
+    spi=SPI_VERSION,
+    help="Say how the episodes of a run ended, and what failures moved.",
+    command="rlcore_report.failures_command:failures_command",
+    priority=63,
+)
 LOGPROB_MISMATCH = LoopObserverProvider(
     name="logprob_mismatch", spi=SPI_VERSION, observer="rlcore_report.mismatch_report:MismatchReport"
 )

@@ -15,6 +15,7 @@ from rlcore.spi import (
     Row,
     StepResult,
     Turn,
+    fails_as,
 )
 from rlcore_rewards.config import FunctionConfig
 from rlcore_rewards.prompts import PROMPT, observation_of, prompt_problems
@@ -71,19 +72,21 @@ class FunctionBackend:
         sample = Sample(prompt=state[PROMPT], completion=turn.text, row=dict(state))
         calls = [self._say_here(function, sample) for function in self._here]
         pooled = [say_all(self._pool, self._pooled, sample)] if self._pool is not None else []
-        outcomes = await asyncio.gather(*pooled, *calls, return_exceptions=True)  # none goes on behind the failure of another
         said: list[RewardOutput] = []
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-            said += outcome
-        score = combine(said, self._config.weights, self._config.success_reward)
+        with fails_as("grader"):
+            # None goes on behind the failure of another.
+            for outcome in await asyncio.gather(*pooled, *calls, return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                said += outcome
+            score = combine(said, self._config.weights, self._config.success_reward)
         return StepResult(
             reward=score.reward,
             done=True,
             success=score.success,
             reward_components=score.components,
             metrics=score.metrics,
+            failure=score.failure,
         )
 
     def close(self) -> None:

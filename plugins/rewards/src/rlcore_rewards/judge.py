@@ -21,6 +21,7 @@ from rlcore.spi import (
     Row,
     StepResult,
     Turn,
+    fails_as,
 )
 from rlcore_rewards.judge_config import JudgeConfig
 from rlcore_rewards.judge_template import filled, pattern_fault, row_fields, score_of
@@ -56,7 +57,8 @@ class JudgeBackend:
     async def step(self, state: Any, turn: Turn) -> StepResult:
         """The score, as a reward from 0.0 to 1.0. RewardError where there is none; PluginError where the endpoint refuses."""
         config = self._config
-        score = score_of(await self._asked(filled(self._template, state[PROMPT], turn.text, state)), config)
+        with fails_as("grader"):
+            score = score_of(await self._asked(filled(self._template, state[PROMPT], turn.text, state)), config)
         low, high = config.score_range
         reward = (score - low) / (high - low)
         return StepResult(reward=reward, done=True, success=reward >= config.success_reward, metrics={"score": score})
@@ -82,7 +84,8 @@ class JudgeBackend:
             cause = "" if error.__cause__ is None else f" ({error.__cause__})"
             what = masked(f"{self._label}: {type(error).__name__}: {error}{cause}")
             # Not `from error`, whose own words are what the endpoint said.
-            raise (PluginError if type(error).__name__ in WRONG else RewardError)(what) from None
+            with fails_as("infrastructure"):
+                raise (PluginError if type(error).__name__ in WRONG else RewardError)(what) from None
         try:
             content = answer.choices[0].message.content
             if isinstance(content, list):

@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
-from rlcore.spi import ConfigError, Message, Problem, RewardError, RlcoreError
+from rlcore.spi import ConfigError, Message, Problem, RewardError, RlcoreError, failure_kind
 from rlcore_rewards.score import RewardOutput, read
 from rlcore_workers.functions import Function, is_async, load_function, place_in
 
@@ -98,7 +98,10 @@ class RewardFunction:
         if isinstance(error, RlcoreError):
             return error
         raised = f"raised {type(error).__name__}{place_in(self.call, error)}: {error}"
-        return RewardError(f"the reward function {self.name!r} {raised}")
+        made = RewardError(f"the reward function {self.name!r} {raised}")
+        if (kind := failure_kind(error)) != "environment":  # which stands for whatever a function raises by itself
+            vars(made)["failure"] = kind
+        return made
 
 
 def load_all(paths: Sequence[str]) -> list[RewardFunction]:

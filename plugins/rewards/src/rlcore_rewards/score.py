@@ -7,10 +7,11 @@ import numpy as np
 from attrs import frozen
 
 from rlcore.schema.types import is_number
-from rlcore.spi import RewardError
+from rlcore.spi import EpisodeFailure, RewardError
+from rlcore_workers.failures import read_failure
 from rlcore_workers.functions import brief
 
-REWARD, SUCCESS = "reward", "success"
+REWARD, SUCCESS, FAILURE = "reward", "success", "failure"
 
 
 @frozen
@@ -23,6 +24,8 @@ class RewardOutput:
     """`reward`, where the function says one, and whatever else it returned."""
     success: bool | None = None
     """None where it does not say."""
+    failure: EpisodeFailure | None = None
+    """How the episode ended, where the function says that."""
 
 
 @frozen(kw_only=True)
@@ -34,28 +37,33 @@ class Score:
     metrics: Mapping[str, float]
     components: Mapping[str, float]
     """The weighted parts of the reward; empty where it is one thing."""
+    failure: EpisodeFailure | None = None
+    """The first that a function says."""
 
 
 def read(name: str, value: object) -> RewardOutput:
-    """Read a function's value: a finite number, or a mapping of names to such, in which `success` is a bool.
-    RewardError where it is something else."""
+    """Read a function's value: a finite number, or a mapping of names to such, in which `success` is a bool and `failure` says
+    how the episode ended. RewardError where it is something else."""
     values: dict[Any, Any] = dict(value) if isinstance(value, Mapping) else {REWARD: value}
     success = values.pop(SUCCESS, None)
     if success is not None and not isinstance(success, bool | np.bool_):
         raise _wrong(name, f"{SUCCESS!r} as {brief(success)}", "True or False")
+    failure = _failure(name, values)
     for key, found in values.items():
         if not (is_number(found) or isinstance(found, bool | np.bool_)):  # True is a usual way to say that an answer is right
             what = brief(value) if not isinstance(value, Mapping) else f"{brief(found)} as {key!r}"
             raise _wrong(name, what, "a finite number, or a mapping of names to such")
-    return RewardOutput(
-        name, {str(key): float(found) for key, found in values.items()}, None if success is None else bool(success)
-    )
+    figures = {str(key): float(found) for key, found in values.items()}
+    return RewardOutput(name, figures, None if success is None else bool(success), failure)
 
 
 def combine(said: Sequence[RewardOutput], weights: Mapping[str, float], success_reward: float) -> Score:
     """The weighted sum of what functions say: of each its reward, or else those of its figures that `weights` names. Everything
     is a metric, but for the reward of a single function. RewardError where there is no reward, or one that `weights` names is
     missing."""
+    failure = next((one.failure for one in said if one.failure is not None), None)
+    if failure is not None and not failure.is_trained:
+        return Score(reward=0.0, success=False, metrics={}, components={}, failure=failure)
     parts: dict[str, float] = {}
     metrics: dict[str, float] = {}
     for one in said:
@@ -82,7 +90,16 @@ def combine(said: Sequence[RewardOutput], weights: Mapping[str, float], success_
         success=all(verdicts) if verdicts else reward >= success_reward,
         metrics=metrics,
         components=weighted if len(weighted) > 1 else {},
+        failure=failure,
     )
+
+
+def _failure(name: str, values: dict[Any, Any]) -> EpisodeFailure | None:
+    """Take how the episode ended from what a function returned."""
+    try:
+        return None if (told := values.pop(FAILURE, None)) is None else read_failure(told)
+    except ValueError as error:
+        raise RewardError(f"the reward function {name!r} returned {FAILURE!r} with {error}") from error
 
 
 def _wrong(name: str, found: str, expected: str) -> RewardError:

@@ -1,12 +1,13 @@
 """Reward functions in a worker process, where one that hangs, crashes or takes all memory costs its sample alone."""
 
+import signal
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
 
 from attrs import frozen
 
-from rlcore.spi import ConfigError, RewardError, RlcoreError
+from rlcore.spi import ConfigError, RewardError, RlcoreError, fails_as
 from rlcore_rewards.reward_function import RewardFunction, Sample, load_all
 from rlcore_rewards.score import RewardOutput
 from rlcore_workers.pool import WorkerPool
@@ -41,7 +42,8 @@ async def say_all(pool: WorkerPool, functions: Sequence[RewardFunction], sample:
     answer = await pool.call(sample)
     if isinstance(answer, Ended):
         names = ", ".join(repr(function.name) for function in functions)
-        raise RewardError(f"the process of the reward function {names} ended with {ending(answer.exit_code)}")
+        with fails_as("infrastructure" if answer.exit_code == -signal.SIGKILL else "grader"):
+            raise RewardError(f"the process of the reward function {names} ended with {ending(answer.exit_code)}")
     if isinstance(answer, RlcoreError):
         raise answer
     said: list[RewardOutput] = answer

@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from attrs import define, field
 
-from rlcore.spi import ContractError, EpisodeResult, ResetResult, StepResult
+from rlcore.spi import ContractError, EpisodeResult, FailureKind, ResetResult, StepResult
 from rlcore_rollout.environment_results import Failure
 from rlcore_rollout.event_loop import Abandoned
 
@@ -33,7 +33,7 @@ class Call(Generic[Result]):
     """Names it among all that are under way; the same when it is made again on another event loop."""
     function: Literal["reset", "step", "run"]
     start: Callable[[], Awaitable[Any]]
-    check: Callable[[Any], Result]
+    check: "Callable[[Any], Result | Failure]"
     describe: Callable[[], str]
     """Which episode it is of, in words."""
 
@@ -94,7 +94,7 @@ class EnvironmentCalls:
             if self._cancelled and task in self._cancelled and not (isinstance(outcome, Failure) and outcome.interrupts):
                 self._cancelled.discard(task)
                 task.uncancel()
-                outcome = Failure(reason=self._late)
+                outcome = Failure(reason=self._late, kind=_late_kind(call, outcome))
             elif self.now() - started_at > self.timeout_s and not isinstance(outcome, Failure):
                 # What it came to after its time counts no more than that of a call which could be cancelled.
                 outcome = Failure(
@@ -164,6 +164,13 @@ class EnvironmentCalls:
         if isinstance(error, asyncio.CancelledError):
             return bool(task.cancelling()) and task not in self._cancelled
         return self.is_over and isinstance(error, (Abandoned, GeneratorExit))
+
+
+def _late_kind(call: Call[Any], outcome: object) -> FailureKind:
+    """Return how an episode failed by its time limit: as the block of `fails_as` says that the limit ended. Of an agent's whole
+    episode it is a limit otherwise."""
+    kind = outcome.kind if isinstance(outcome, Failure) else "environment"
+    return "limit" if kind == "environment" and call.function == "run" else kind
 
 
 def _awaitable(value: Any) -> Awaitable[Any]:

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from attrs import define, field, frozen
@@ -13,7 +13,17 @@ from rlcore import spi
 from rlcore.registry.plugin_errors import described, message_of
 from rlcore.run.data.text import renderer
 from rlcore.schema.printable import lone_surrogate
-from rlcore.spi import ContractError, EpisodeResult, Observation, ResetResult, RewardError, StepResult
+from rlcore.spi import (
+    ContractError,
+    EpisodeFailure,
+    EpisodeResult,
+    FailureKind,
+    Observation,
+    ResetResult,
+    RewardError,
+    StepResult,
+    failure_kind,
+)
 from rlcore.spi.arrays import check_array
 from rlcore.spi.errors import ProblemsError
 
@@ -34,9 +44,12 @@ ONE_LINE = 10**6
 
 @frozen(kw_only=True, eq=False)
 class Failure:
-    """An episode that the environment failed on, where the recipe says to mask those."""
+    """An episode that failed, and whose sample is masked where the recipe lets the run go on."""
 
     reason: str
+    kind: FailureKind = "environment"
+    is_returned: bool = False
+    """True where the environment returned it: the sample is then masked whatever the recipe does with errors."""
     error: BaseException | None = None
     """The environment's exception; None where it took too long."""
     cause: BaseException | None = None
@@ -53,7 +66,19 @@ class Failure:
             reason = f"raised {described(cause)}"
         if isinstance(error, BaseExceptionGroup):
             reason += f" (one of {len(found)} in {described(error)})"
-        return cls(reason=reason, error=error, cause=cause)
+        kind = failure_kind(error if "failure" in vars(error) else cause)
+        return cls(reason=reason, kind=kind, error=error, cause=cause)
+
+    @classmethod
+    def returned(cls, failure: EpisodeFailure) -> "Failure":
+        """Return the failure that an environment's result names."""
+        reason = failure.reason or f"returned a failure of the kind {failure.kind!r}"
+        return cls(reason=reason, kind=failure.kind, is_returned=True)
+
+    @property
+    def ending(self) -> EpisodeFailure:
+        """The failure as the episode's end."""
+        return EpisodeFailure(kind=self.kind, reason=self.reason, masked=True)
 
     @property
     def interrupts(self) -> bool:
@@ -145,7 +170,7 @@ class MaskedFailures:
             )
 
     def __str__(self) -> str:
-        counts = Counter(_shortened(reason) for reason in self.reasons.values())
+        counts = Counter(first_line(reason) for reason in self.reasons.values())
         listed = [f"{count} x {reason}" for reason, count in counts.most_common(MAX_REASONS)]
         if len(counts) > MAX_REASONS:
             others = sum(counts.values()) - sum(count for _, count in counts.most_common(MAX_REASONS))
@@ -154,7 +179,8 @@ class MaskedFailures:
         return f"the environment failed on {number}: {'; '.join(listed)}"
 
 
-def _shortened(reason: str) -> str:
+def first_line(reason: str) -> str:
+    """Return the first line of a reason, without its end where it is long."""
     line = (reason.splitlines() or [""])[0]
     return line if len(line) <= MAX_CHARACTERS else f"{line[:MAX_CHARACTERS]}…"
 
@@ -174,9 +200,9 @@ def check_reset(result: Any, vocab_size: int | None) -> ResetResult:
     return result
 
 
-def check_step(result: Any, vocab_size: int | None) -> StepResult:
-    """Check the result of `step`. ContractError where it is something else, RewardError where a figure is not finite as
-    float32."""
+def check_step(result: Any, vocab_size: int | None) -> StepResult | Failure:
+    """Check the result of `step`, and return it, or the failure that masks its sample. ContractError where it is something
+    else, RewardError where a figure is not finite as float32."""
     if not isinstance(result, StepResult):
         raise ContractError(f"returned {type(result).__name__}; expected rlcore.spi.StepResult")
     _check_number("the reward", result.reward)
@@ -193,12 +219,15 @@ def check_step(result: Any, vocab_size: int | None) -> StepResult:
             raise ContractError(f"returned an observation {fault}")
     _check_components(result.reward_components)
     _check_metrics(result.metrics)
-    return result
+    masked = _masked_by(result.failure)
+    if result.failure is not None and not result.done:
+        raise ContractError("returned a failure and done=False; expected a failure where the episode ends")
+    return masked or result
 
 
-def check_episode(result: Any) -> EpisodeResult:
-    """Check the result of `run`. ContractError where it is something else, RewardError where a figure is not finite as
-    float32."""
+def check_episode(result: Any) -> EpisodeResult | Failure:
+    """Check the result of `run`, and return it, or the failure that masks its sample. ContractError where it is something
+    else, RewardError where a figure is not finite as float32."""
     if not isinstance(result, EpisodeResult):
         raise ContractError(f"returned {type(result).__name__}; expected rlcore.spi.EpisodeResult")
     _check_number("the reward", result.reward)
@@ -206,7 +235,25 @@ def check_episode(result: Any) -> EpisodeResult:
         raise ContractError(f"returned success={shown(result.success, 40)}; expected a bool")
     _check_components(result.reward_components)
     _check_metrics(result.metrics)
-    return result
+    return _masked_by(result.failure) or result
+
+
+def _masked_by(failure: Any) -> Failure | None:
+    """Check how an episode ended, and return that where it masks the sample."""
+    if failure is None:
+        return None
+    if not isinstance(failure, EpisodeFailure):
+        raise ContractError(f"returned the failure {shown(failure, 80)}; expected rlcore.spi.EpisodeFailure or None")
+    faults = []
+    if failure.kind not in get_args(FailureKind):
+        faults.append(f"the kind {shown(failure.kind, 40)}; expected one of {', '.join(get_args(FailureKind))}")
+    if not isinstance(failure.reason, str) or lone_surrogate(failure.reason):
+        faults.append(f"the reason {shown(failure.reason, 80)}; expected Unicode text")
+    if type(failure.masked) is not bool:
+        faults.append(f"masked={shown(failure.masked, 40)}; expected a bool")
+    if faults:
+        raise ContractError(f"returned a failure with {', and with '.join(faults)}")
+    return None if failure.is_trained else Failure.returned(failure)
 
 
 def _check_components(components: Any) -> None:

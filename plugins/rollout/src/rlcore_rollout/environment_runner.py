@@ -147,7 +147,7 @@ class EpisodeRunner:
             raise KeyboardInterrupt from failure.error
         if failure.is_final:
             raise failure.final_error(self._where(call)) from failure.error
-        if self._on_error == "error":
+        if self._on_error == "error" and not failure.is_returned:
             remedy = 'Correct the environment or the row, or leave such samples out: rollout.on_environment_error = "mask"'
             raise RewardError(f"{self.message(call, failure)}. {remedy}") from failure.error
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from attrs import define, evolve, field
 
-from rlcore.spi import FinishReason, Observation, SamplingMask, SamplingParams, StepResult, Tool, ToolCall, Turn
+from rlcore.spi import EpisodeFailure, FinishReason, Observation, SamplingMask, SamplingParams, StepResult, Tool, ToolCall, Turn
 from rlcore.spi.arrays import AnyArray, Float32Array, Int16Array, Int32Array
 from rlcore.spi.execution import Responses
 from rlcore.thoughts import MARK_TOKENS
@@ -21,6 +21,9 @@ NO_TOKENS = np.zeros(0, np.int32)
 _NOTHING: Mapping[str, float] = {}
 """Shared, and never changed."""
 _REASONS = {int(reason): reason for reason in FinishReason}
+_NO_TOKENS_LEFT = EpisodeFailure(kind="limit", reason="no token was left (rollout.max_response_tokens)")
+_NO_TURN_LEFT = EpisodeFailure(kind="limit", reason="no turn was left, or no room for what came next (rollout.max_turns)")
+_TURN_CUT = EpisodeFailure(kind="limit", reason="its last turn was cut off")
 
 
 # Not frozen, as nothing is of which one is made for each turn: that more than doubles the time that it takes.
@@ -151,6 +154,8 @@ class Episode:
     reward_components: Mapping[str, float] = field(factory=lambda: _NOTHING)
     """The components of the rewards, each summed over its turns."""
     timed_out: bool = False
+    failure: EpisodeFailure | None = None
+    """How it ended, where an environment, an error or the time of an episode says so."""
     success: bool = False
     text: str = ""
     """The text of all the policy's turns."""
@@ -186,7 +191,17 @@ class Episode:
     @property
     def truncated(self) -> bool:
         """Return whether a limit of tokens or turns cut it off: its last turn, or what was to come after that."""
-        return self.finish_reason is not FinishReason.STOP or (self.valid and self.unread_observation is not None)
+        would_go_on = self.unread_observation is not None or (self.failure is not None and self.failure.kind == "limit")
+        return self.finish_reason is not FinishReason.STOP or (self.valid and would_go_on)
+
+    @property
+    def ending(self) -> EpisodeFailure | None:
+        """Return how it ended, once it has; None where by the policy."""
+        if self.failure is not None or not self.truncated:
+            return self.failure
+        if self.budget <= 0:
+            return _NO_TOKENS_LEFT
+        return _NO_TURN_LEFT if self.finish_reason is FinishReason.STOP else _TURN_CUT
 
     def read(self, tokens: Int32Array) -> None:
         """Append what the environment shows."""
@@ -245,6 +260,7 @@ class Episode:
             earned = {name: before.get(name, 0.0) + float(value) for name, value in answer.reward_components.items()}
             self.reward_components = {**before, **earned} if before else earned
         self.success = answer.success
+        self.failure = answer.failure
         self.metrics += tuple(answer.metrics.items())
 
     def next_turn(self, tokens: Int32Array) -> None:

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from attrs import define, field
 
-from rlcore.spi import ResetResult, Row
+from rlcore.spi import EpisodeFailure, ResetResult, Row
 from rlcore.spi.arrays import BoolArray, Float32Array, Int32Array
 from rlcore_rollout.episode import NO_TOKENS, Episode, not_generated
 
@@ -93,6 +93,10 @@ class EpisodeGroup:
     def success_rate(self) -> float:
         """The share of these that solved it; 0.0 where there are none."""
         return sum(episode.success for episode in self.episodes if episode.valid) / max(self.num_rewarded, 1)
+
+    def endings(self) -> list[EpisodeFailure | None]:
+        """See OpenGroup."""
+        return [episode.ending for episode in self.episodes if episode.ended]
 
     def finish(self) -> None:
         """All episodes have ended: forget what only their environment needs."""

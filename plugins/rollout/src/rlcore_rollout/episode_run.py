@@ -5,16 +5,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
-from rlcore.spi import ContractError, WorkerError
+from rlcore.spi import ContractError, EpisodeFailure, WorkerError
 from rlcore.spi.execution import GeneratorGroup
 from rlcore_rollout.environment_calls import POLL_S, EnvironmentCalls
 from rlcore_rollout.environment_runner import EpisodeRunner
+from rlcore_rollout.failures import LeftOut, Outcome
 from rlcore_rollout.group_work import GroupT, GroupWork
 from rlcore_rollout.loop_work import LoopWork
 from rlcore_rollout.request_queue import RequestQueue
 from rlcore_rollout.schedule import Schedule
 
 T = TypeVar("T")
+WORKER_DIED = EpisodeFailure(kind="infrastructure", reason="a worker died that generated the sample")
 
 
 class BackgroundStream:
@@ -93,6 +95,8 @@ class EpisodeRun(Generic[GroupT]):
         """The open groups."""
         self.unrated: set[int] = set()
         """Groups that were replaced, and whose rewards say nothing of their rows."""
+        self.left_out: list[LeftOut] = []
+        """Episodes that no step trains on, since the list was emptied last."""
         self._loop = LoopWork(runner, self._begin, self.close, work.now)
         self._wake_up = threading.Event()
         """Set where a batch may be there, or the stream in the background has ended."""
@@ -205,7 +209,8 @@ class EpisodeRun(Generic[GroupT]):
         try:
             yield
         except WorkerError:
-            self.work.requests.requeue()
+            num_lost = self.work.requests.requeue()
+            self.left_out.append(LeftOut(outcome="asked again", row=None, endings=[WORKER_DIED] * num_lost))
             raise
         finally:
             self.work.count.generating(False)
@@ -273,6 +278,7 @@ class EpisodeRun(Generic[GroupT]):
             if not self.work.rates_row(group):
                 self.unrated.add(number)
             self.work.failures.replace(number, self.work.group_size)
+            self._leave_out([number], "asked again")
             self._forget([number])
         self._admit()
         self._look()
@@ -295,11 +301,18 @@ class EpisodeRun(Generic[GroupT]):
 
     def _forget_trained(self) -> None:
         replaced = self.schedule.refilled
+        trained = set(self.schedule.training)
         closed = self.schedule.train()
+        self._leave_out([number for number in closed if number not in trained], "dropped")
         self._forget(closed)
         self.work.failures.forget(self.work.group_size, [*closed, *replaced])
         self.unrated.difference_update(replaced)
         self.work.plans.keep([*self._groups, self.schedule.next_number])
+
+    def _leave_out(self, numbers: Iterable[int], outcome: Outcome) -> None:
+        """Note groups that no step trains on, before they are forgotten."""
+        for group in (self._groups[number] for number in numbers):
+            self.left_out.append(LeftOut(outcome=outcome, row=self.work.row_number(group), endings=group.endings()))
 
     def _forget(self, numbers: Collection[int]) -> None:
         self.work.forget([self._groups.pop(number) for number in numbers])

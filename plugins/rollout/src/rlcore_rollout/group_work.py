@@ -2,10 +2,10 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from rlcore.spi import Row
+from rlcore.spi import EpisodeFailure, Row
 from rlcore_rollout.environment_calls import EnvironmentCalls, TaskPool
 from rlcore_rollout.environment_results import MaskedFailures
 from rlcore_rollout.request_queue import RequestQueue, SampleCount
@@ -26,6 +26,9 @@ class OpenGroup(Protocol):
     @property
     def success_rate(self) -> float:
         """The share of these that solved it; 0.0 where there are none."""
+
+    def endings(self) -> Sequence[EpisodeFailure | None]:
+        """Return how its episodes ended that have; None where by the policy."""
 
     def all_ended(self) -> bool:
         """Return whether all its episodes have."""
@@ -95,6 +98,10 @@ class GroupWork(ABC, Generic[GroupT]):
     def row(self, group: GroupT) -> Row | None:
         """The row that a group has read; None where it is left out."""
         return self.plans.row(group.number)
+
+    def row_number(self, group: GroupT) -> int | None:
+        """Return the number in its data of the row that a group has read; None where it is unknown."""
+        return self.plans.row_number(group.number)
 
     def rates_row(self, group: GroupT) -> bool:
         """Return whether the rewards of a group that has ended say something of its own row: several samples have one, and no

@@ -56,8 +56,8 @@ class PromptGroups(GroupWork[EpisodeGroup]):
         self._resets: list[tuple[EpisodeGroup, Row, ResetResult]] = []
         """Groups whose prompts are to be encoded, with their rows."""
 
-    def failed_before(self, number: int) -> str | None:  # noqa: ARG002 - a replay knows
-        """Why a group's environment is to fail as it begins; None where it is asked."""
+    def failed_before(self, number: int) -> Failure | None:  # noqa: ARG002 - a replay knows
+        """How a group's environment is to fail as it begins; None where it is asked."""
         return None
 
     def new_group(self, number: int) -> EpisodeGroup:
@@ -110,6 +110,10 @@ class PromptGroups(GroupWork[EpisodeGroup]):
         """See GroupWork."""
         own = group.replacement if group.replacement is not None else super().row(group)
         return None if group.is_left_out else own
+
+    def row_number(self, group: EpisodeGroup) -> int | None:
+        """See GroupWork."""
+        return None if group.replacement is not None else super().row_number(group)
 
     def has_signal(self, group: EpisodeGroup) -> bool:
         """See GroupWork."""
@@ -186,8 +190,8 @@ class PromptGroups(GroupWork[EpisodeGroup]):
         """Let the environment begin. Prompts are encoded with all that come at the same moment."""
         if not self._begins(group):
             return
-        if (reason := self.failed_before(group.number)) is not None:
-            self._fail(group, Failure(reason=reason))
+        if (failure := self.failed_before(group.number)) is not None:
+            self._fail(group, failure)
             return
         plan, place = self.plans.of_step(self.plans.step_of(group.number)), self.plans.place_of(group.number)
         row = plan.rows[place] if group.replacement is None else group.replacement
@@ -234,6 +238,7 @@ class PromptGroups(GroupWork[EpisodeGroup]):
         options = self._options
         group.begin(np.array([options.placeholder], np.int32), None, self.group_size, options.max_response_tokens)
         for episode in group.episodes:
+            episode.failure = failure.ending
             self.turns.fail(episode.number, failure.reason)
         step_batch = self._beginning.pop(group.number)[1]
         self._give_places(group.number, step_batch.begun())

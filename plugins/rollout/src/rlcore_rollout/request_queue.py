@@ -93,11 +93,12 @@ class RequestQueue:
             self._has_ended = True
             self._changed.notify_all()
 
-    def requeue(self) -> None:
-        """Ask again for what a stream that failed has taken and not delivered."""
+    def requeue(self) -> int:
+        """Ask again for what a stream that failed has taken and not delivered; how many samples that are."""
         with self._changed:
             owed = [wanted for request in self._taken for wanted in request.wanted if wanted is not None]
             self._waiting, self._taken = owed + self._waiting, []
+        return len(owed)
 
     def failure(self) -> BaseException | None:
         """The error of `watch` that ended the stream; returned once."""

@@ -1,4 +1,4 @@
-"""Keeps what a step was trained on: its samples in files and for sinks, and its schedule."""
+"""Keeps what a step was trained on: its samples in files and for sinks, its schedule, and how its episodes ended."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +13,7 @@ from rlcore.run.protocols import CollectedRollouts, LoopObserver, TrainedStep
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.spi import Tokenizer
+from rlcore_rollout.failures import FILE, append_entries, step_entries
 from rlcore_rollout.logged_samples import logged_samples
 from rlcore_rollout.rollout_table import advantages_of, prompt_texts, rollout_table
 from rlcore_rollout.schedule_file import append_step, begin_schedule, rewind_schedule
@@ -40,7 +41,7 @@ class RolloutWriter:
 
 @frozen(kw_only=True, eq=False)
 class RolloutFiles(LoopObserver):
-    """Writes a step's samples as often as `[logging]` says, and its line of schedule.jsonl."""
+    """Writes a step's samples as often as `[logging]` says, and its lines of failures.jsonl and schedule.jsonl."""
 
     plan: RunPlan
     source: RolloutSource
@@ -49,6 +50,7 @@ class RolloutFiles(LoopObserver):
 
     def on_start(self, step: int) -> None:
         """See LoopObserver: what a resumed run writes again is forgotten."""
+        rewind_schedule(self._failures_file, step)
         rewind_schedule(self._schedule_file, step)
         begin_schedule(self._schedule_file, self.plan, step)
 
@@ -62,9 +64,14 @@ class RolloutFiles(LoopObserver):
             self.writer.write(f"step-{step.step:06d}", rollout_table(step.step, sampled, prompts, advantages))
         if _is_due(step.step, options.samples_every_n_steps) and self.sinks.take_samples:
             self.sinks.log_samples(step.step, logged_samples(sampled, trained, options.samples, tokenizer))
+        append_entries(self._failures_file, step.step, step_entries(sampled, trained, self.source.endings))
         if (record := self.source.recorded()) is not None:
             append_step(self._schedule_file, record)  # before the step counts, so that no checkpoint of it is without
         return {}
+
+    @property
+    def _failures_file(self) -> Path:
+        return self.writer.directory / FILE
 
     @property
     def _schedule_file(self) -> Path:

@@ -136,7 +136,7 @@ class StepSampler(ABC, Generic[GroupT]):
 
 
 _COLUMNS = (
-    *("length", "tokens", "logprobs", "versions", "valid", "truncated", "timed_out", "routed", "images"),
+    *("length", "tokens", "logprobs", "versions", "valid", "truncated", "timed_out", "ending", "routed", "images"),
     *("rewards", "reward_components", "success", "finish_reason", "text", "num_generated", "metrics"),
 )
 _OF_EPISODE = attrgetter(*_COLUMNS)
@@ -254,6 +254,7 @@ class EpisodeSampler(StepSampler[EpisodeGroup]):
             failed=failed,
             truncated=truncated,
             timed_out=timed_out,
+            failures=of["ending"],
             turns=_turns(episodes, offsets) if self.max_turns > 1 else None,
         )
 

@@ -8,12 +8,14 @@ from attrs import evolve
 
 from rlcore.run.data.mixes import rows_at
 from rlcore.run.data.prompt_stream import PromptOrder, RandomPurpose
+from rlcore.run.data.text import row_name
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.protocols import CollectedRollouts, Source, always
 from rlcore.spi import Row, capabilities
 from rlcore.spi.arrays import Int64Array
 from rlcore_rollout.curriculum import Curriculum, CurriculumState
 from rlcore_rollout.episode_run import EpisodeRun
+from rlcore_rollout.failures import StepEndings
 from rlcore_rollout.gc_tuning import step_begins, step_ends
 from rlcore_rollout.sampler import EpisodeSampler, Replay, StepSampler
 from rlcore_rollout.saved_rollouts import SavedRollouts, damage_told, dumps, loads, restore_rollouts, save_rollouts
@@ -59,6 +61,8 @@ class RolloutSource(Source):
         self._is_exact = replay is not None
         """True where a replay has been what the recorded run was."""
         self._record: StepRecord | None = None
+        self.endings = StepEndings()
+        """How the last step's episodes ended."""
         self._run = self._run_at(self._position(0))
         self._version_of_step: dict[int, int] = {}
         """The weights that each of the last steps began with."""
@@ -109,6 +113,7 @@ class RolloutSource(Source):
             return None
         step_begins(len(collected.rewards))
         collected = evolve(collected, weight_version=weight_version)
+        self.endings = self._run.taken(self._endings)
         figures: dict[str, float] = {}
         if self._curriculum is not None:
             figures |= self._curriculum.metrics()
@@ -206,6 +211,18 @@ class RolloutSource(Source):
         signals = {group.number: run.work.has_signal(group) for group in groups if run.work.rates_row(group)}
         return signals | dict.fromkeys(replaced, False)
 
+    def _endings(self, groups: Sequence[Any]) -> StepEndings:
+        """The rows of the batch's groups, and the episodes that were left out since the batch before."""
+        work, left_out = self._run.work, self._run.left_out
+        self._run.left_out = []
+        numbers = [work.row_number(group) for group in groups if work.row(group) is not None]
+        return StepEndings(
+            rows=[self._name(number) for number in numbers], left_out=[(self._name(one.row), one) for one in left_out]
+        )
+
+    def _name(self, number: int | None) -> str:
+        return "" if number is None else row_name(self._rows, number).removesuffix(" (the first is 0)")
+
     def _solved(self, groups: Sequence[Any]) -> dict[int, float]:
         """The share of solved samples of the batch's groups, of those that tell of their own rows."""
         return {group.number: group.success_rate for group in groups if self._run.work.rates_row(group)}
@@ -232,6 +249,7 @@ class RolloutSource(Source):
         return StepPlan(
             rows=rows_at(self._rows, indices),
             draws=Draws((self._seed, RandomPurpose.ROLLOUTS, step + 1), len(indices), self._sampler.samples_per_prompt),
+            numbers=indices.tolist(),
             spare=self._following(step),
         )
 

@@ -51,6 +51,8 @@ class StepPlan:
     rows: Sequence[Row]
     """[P]"""
     draws: Draws
+    numbers: Sequence[int] = ()
+    """[P]: the number of each row in its data; empty where nobody asks."""
     spare: Iterator[Row] = field(factory=lambda: iter(()))
     """Rows that take the places of those whose prompts are too long."""
     num_spared: int = 0
@@ -87,6 +89,11 @@ class StepPlans:
     def row(self, group: int) -> Row:
         """The row of a group, unless another took its place."""
         return self.of_step(self.step_of(group)).rows[self.place_of(group)]
+
+    def row_number(self, group: int) -> int | None:
+        """The number of a group's row in its data, unless another took its place; None where it is unknown."""
+        numbers = self.of_step(self.step_of(group)).numbers
+        return int(numbers[self.place_of(group)]) if len(numbers) else None
 
     def reset_seed(self, group: int) -> int:
         """The seed with which the environment begins a group."""

@@ -10,6 +10,7 @@ from attrs import frozen
 from cattrs import Converter
 
 from rlcore.schema.constraints import Count, Positive
+from rlcore.spi import FailureKind
 from rlcore.spi.arrays import Int32Array
 from rlcore_rollout.episode import Episode
 from rlcore_rollout.episode_group import EpisodeGroup
@@ -31,6 +32,8 @@ class LostRecord:
     """True where the episode took too long."""
     in_turn: bool = False
     """True where it was lost while it said its last turn."""
+    kind: FailureKind = "environment"
+    """How it failed."""
 
 
 @frozen(kw_only=True)
@@ -66,10 +69,10 @@ class GroupRecord:
     """True where no row took the place of its own."""
 
     @property
-    def failed(self) -> str | None:
-        """Why its environment could not begin; None where it could."""
+    def failed(self) -> LostRecord | None:
+        """How its environment could not begin; None where it could."""
         lost = None if not self.samples or self.samples[0].turns else self.samples[0].lost
-        return None if lost is None or lost.timed_out else lost.reason
+        return None if lost is None or lost.timed_out else lost
 
 
 @frozen(kw_only=True)
@@ -133,7 +136,13 @@ def sample_record(episode: Episode, reason: str) -> SampleRecord:
     places = [*changed, *episode.stops]
     lost = None
     if not episode.valid:
-        lost = LostRecord(reason=reason, length=episode.length, timed_out=episode.timed_out, in_turn=bool(episode.partial_turn))
+        lost = LostRecord(
+            reason=reason,
+            length=episode.length,
+            timed_out=episode.timed_out,
+            in_turn=bool(episode.partial_turn),
+            kind="environment" if episode.failure is None else episode.failure.kind,
+        )
     return SampleRecord(
         turns=tuple(tuple(_spans(versions, places, start, end)) for start, end in ranges),
         digest=hashlib.blake2b(episode.context().tobytes(), digest_size=DIGEST_BYTES).hexdigest(),

@@ -167,10 +167,10 @@ class Turns:
             self._options.on_tokens(episode.context(), episode.images)
         self._on_ended(episode)
 
-    def _lose(self, episode: Episode, reason: str) -> None:
-        episode.valid = False
+    def _lose(self, episode: Episode, failure: Failure) -> None:
+        episode.valid, episode.failure = False, failure.ending
         self._wanted.discard(episode.number)
-        self.fail(episode.number, reason)
+        self.fail(episode.number, failure.reason)
         self._end(episode)
 
     def _say(self, episode: Episode, sampled: Completion) -> None:
@@ -211,7 +211,8 @@ class Turns:
         try:
             for episode in late:
                 episode.timed_out = True
-                self._lose(episode, f"took longer than {self._options.timeout_s:g} s (rollout.episode_timeout_s)")
+                reason = f"took longer than {self._options.timeout_s:g} s (rollout.episode_timeout_s)"
+                self._lose(episode, Failure(reason=reason, kind="limit"))
         except BaseException as error:  # which the event loop would only print
             self.task_pool.fail(error)
 
@@ -226,7 +227,7 @@ class Turns:
             return  # given up meanwhile
         if isinstance(answer, Failure):
             self._runner.require(call, answer)
-            self._lose(episode, answer.reason)
+            self._lose(episode, answer)
             return
         episode.score(answer)
         if episode.unread_observation is None or episode.turn + 1 >= self._options.max_turns or episode.budget <= 0:
@@ -254,7 +255,7 @@ class Turns:
                 if episode.ended:
                     self._end(episode)
             elif self._runner.masks_failures:  # a chat template that cannot tell how the conversation goes on
-                self._lose(episode, str(tokens))
+                self._lose(episode, Failure(reason=str(tokens)))
             else:
                 raise tokens
         self._ask([episode for episode in reading if not episode.ended])

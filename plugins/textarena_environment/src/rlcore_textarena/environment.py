@@ -12,12 +12,14 @@ from rlcore.spi import (
     ConfigError,
     DataError,
     EnvironmentContext,
+    EpisodeFailure,
     EpisodeResult,
     LazyRows,
     Message,
     RewardError,
     Row,
     SessionEndpoint,
+    fails_as,
 )
 from rlcore.thoughts import without_thoughts
 from rlcore_textarena.check import OPPONENTS, check
@@ -27,6 +29,7 @@ from rlcore_textarena.opponents import Opponent, load_opponent
 
 HELD_OUT = 2**31
 """The seeds of held-out games begin here."""
+UNFINISHED = EpisodeFailure(kind="limit", reason="the game had not ended (environment.textarena.max_turns)")
 
 
 @frozen(kw_only=True)
@@ -117,10 +120,11 @@ async def _ask(client: Any, model: str, messages: Sequence[Message], *, game: st
     try:
         reply = await client.chat.completions.create(model=model, messages=messages, extra_body={"record": record})
     except openai.APIError as error:
-        remedy = ""
-        if getattr(error, "code", None) == "context_length_exceeded":
+        is_long, remedy = getattr(error, "code", None) == "context_length_exceeded", ""
+        if is_long:
             remedy = f". A game of {game} is longer: raise rollout.max_prompt_tokens, or lower rollout.max_response_tokens"
-        raise RewardError(f"the policy's turn {len(messages) // 2 + 1} in {game} was refused: {error}{remedy}") from error
+        with fails_as("limit" if is_long else "infrastructure"):
+            raise RewardError(f"the policy's turn {len(messages) // 2 + 1} in {game} was refused: {error}{remedy}") from error
     choice = reply.choices[0]
     answer = choice.message.content or ""
     return answer, without_thoughts(answer, is_thinking=getattr(choice, "begins_in_thought", False))
@@ -151,4 +155,5 @@ def _result(game: Game, player: int, num_turns: int, *, done: bool) -> EpisodeRe
             f"reward_player_{player}": reward,
             f"win_player_{player}": float(reward > other),
         },
+        failure=None if done else UNFINISHED,
     )

@@ -4,14 +4,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlcore.spi import DataError, EnvironmentContext, EpisodeResult, LazyRows, RewardError, Row, SessionEndpoint
+from rlcore.spi import DataError, EnvironmentContext, EpisodeResult, LazyRows, RewardError, Row, SessionEndpoint, fails_as
 from rlcore_verifiers.client import policy_client
 from rlcore_verifiers.config import VerifiersConfig
+from rlcore_verifiers.failures import EMPTY, error_kind, failure_of
 from rlcore_verifiers.loading import load
 
 KEY = "environment.verifiers.num_evaluation"
-EMPTY = "EmptyModelResponseError"
-"""The error of `verifiers` for an answer with neither text nor calls of tools, which ends an episode and is rewarded."""
 
 
 class VerifiersEnvironment:
@@ -56,10 +55,14 @@ def episode_result(output: Mapping[str, Any], success_reward: float) -> EpisodeR
     finite number."""
     error, reward = output.get("error"), output.get("reward")
     if error is not None and error["error"] != EMPTY:
-        raise RewardError(f"the rollout failed: {error['error_chain_repr']}")
+        with fails_as(error_kind(error)):
+            raise RewardError(f"the rollout failed: {error['error_chain_repr']}")
     if not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise RewardError(f"the rubric's reward is {reward!r}; expected a finite number")
+        with fails_as("grader"):
+            raise RewardError(f"the rubric's reward is {reward!r}; expected a finite number")
     # A metric that is none of an episode, such as one of a judge that was not asked, may be NaN.
     metrics = {name: float(value) for name, value in (output.get("metrics") or {}).items() if math.isfinite(value)}
     outcome = {"empty_answer": float(error is not None), "rollout_truncated": float(bool(output.get("is_truncated")))}
-    return EpisodeResult(reward=float(reward), success=reward >= success_reward, metrics=metrics | outcome)
+    return EpisodeResult(
+        reward=float(reward), success=reward >= success_reward, metrics=metrics | outcome, failure=failure_of(output)
+    )

@@ -187,6 +187,8 @@ class SynchronousSource(Source):
         pairs = zip(episodes, turns, strict=True)
         results = await asyncio.gather(*(self.environment.step(episode.state, turn) for episode, turn in pairs))
         for episode, turn, result in zip(episodes, turns, results, strict=True):
+            if result.failure is not None and not result.failure.is_trained:
+                raise spi.RewardError(f"the environment returned {result.failure}; the synchronous source masks no sample")
             episode.state, episode.success, episode.ended = result.state, result.success, result.done
             episode.text, episode.num_turns = episode.text + turn.text, episode.num_turns + 1
             episode.reward += result.reward

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import pickle
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import pytest
@@ -14,6 +14,8 @@ from rlcore.registry.binding import build_environment
 from rlcore.schema.printable import lone_surrogate
 from rlcore.spi import (
     EnvironmentContext,
+    EpisodeFailure,
+    FailureKind,
     FinishReason,
     Observation,
     Provider,
@@ -40,6 +42,7 @@ ANSWERS = (
 MAX_ROWS = 64
 MAX_TURNS = 3
 SEED = 12345
+KINDS = get_args(FailureKind)
 LARGEST = float(np.finfo(np.float32).max)
 """Rewards are float32 in the end."""
 
@@ -207,6 +210,9 @@ def check_step(result: StepResult) -> None:
     for name in ("done", "success"):
         value = getattr(result, name)
         assert type(value) is bool, f"{name} is of type {type(value).__name__}; expected bool"
+    ending = result.failure
+    assert ending is None or isinstance(ending, EpisodeFailure), f"the failure is {ending!r}; expected EpisodeFailure or None"
+    assert ending is None or (ending.kind in KINDS and result.done), f"found {ending} and done={result.done}; expected {KINDS}"
     assert result.done == (result.observation is None), "step shows an observation exactly where the episode is not done"
     if result.observation is not None:
         check_observation(result.observation)

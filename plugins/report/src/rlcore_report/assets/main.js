@@ -61,6 +61,8 @@ function show() {
   if (timed.length) main.append(el("h2", {}, "Seconds of a step"), el("div", { class: "wide" }, timed.map((run) => timeCard(run, data.phases))));
   const spreads = runs.flatMap((run) => run.spreads.map((spread) => spreadCard(run, spread)));
   if (spreads.length) main.append(el("h2", {}, "Rewards and lengths"), el("p", { class: "dim" }, "Median, 25 % to 75 % and 5 % to 95 % of the valid samples of each step that was kept."), el("div", { class: "grid" }, spreads));
+  const counted = runs.filter((run) => run.failures);
+  if (counted.length) main.append(...failuresPart(counted));
   if (runs.some((run) => run.samples.length)) main.append(el("h2", {}, "Samples"), samplesPart(runs));
   main.append(recipesPart(runs, data.differences));
   for (const section of data.sections.filter((each) => !each.open)) main.append(closed(section.title, () => curvesPart(section)));

@@ -25,6 +25,7 @@ from rlcore_serve.sessions.sampler import SessionSampler
 
 MODEL_NAME = "policy"
 """The model's name for agents."""
+_CUT = spi.EpisodeFailure(kind="limit", reason="its last answer was cut off")
 _SAMPLING = (spi.capabilities.TOP_K, spi.capabilities.TOP_P, spi.capabilities.STOP_STRINGS)
 
 
@@ -73,6 +74,8 @@ class AgentSampler(StepSampler[AgentGroup]):
         segments, numbers = [segment for _, segment in found], np.array([number for number, _ in found], np.int32)
         results = [episodes[number].result or spi.EpisodeResult(reward=0.0) for number in numbers]
         valid = np.array([episodes[number].result is not None for number in numbers], np.bool_)
+        endings = [_ending(episode) for episode in episodes]
+        at_limit = np.array([ending is not None and ending.kind == "limit" for ending in endings], np.bool_)
         offsets = offsets_of([len(segment.tokens) for segment in segments])
         mask = np.concatenate([segment.loss_mask for segment in segments]) & np.repeat(valid, np.diff(offsets))
         logprobs = np.concatenate([segment.logprobs for segment in segments])
@@ -102,7 +105,9 @@ class AgentSampler(StepSampler[AgentGroup]):
             environment_metrics=_means(episodes),
             failed=~valid,
             timed_out=np.zeros(len(valid), np.bool_),
-            truncated=np.array([segment.finish_reason is spi.FinishReason.LENGTH for segment in segments], np.bool_),
+            truncated=np.array([segment.finish_reason is spi.FinishReason.LENGTH for segment in segments], np.bool_)
+            | (at_limit[numbers] & valid),
+            failures=endings,
         )
 
 
@@ -118,6 +123,12 @@ class AgentCollector(EpisodeCollector):
             history="segment" if rollout.history == "segment" else "refuse",
             **parts,
         )
+
+
+def _ending(episode: AgentEpisode) -> spi.EpisodeFailure | None:
+    """How an episode ended; at a limit also where the last answer was cut off and nobody says more."""
+    is_cut = bool(episode.segments) and episode.segments[-1].finish_reason is spi.FinishReason.LENGTH
+    return episode.failure or (_CUT if is_cut else None)
 
 
 def _silent(token: int) -> Segment:

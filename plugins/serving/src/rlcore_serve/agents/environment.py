@@ -16,16 +16,21 @@ from rlcore.spi import (
     CheckContext,
     ConfigError,
     EnvironmentContext,
+    EpisodeFailure,
     EpisodeResult,
     Problem,
     RewardError,
     RlcoreError,
     Row,
     SessionEndpoint,
+    fails_as,
+    failure_kind,
 )
 from rlcore_serve.agents.config import AgentConfig
 from rlcore_serve.agents.function import AgentClient, AgentFunction, load_agent
+from rlcore_serve.agents.harbor import FIELD, harbor_failure
 from rlcore_serve.agents.process import run_process
+from rlcore_workers.failures import read_failure
 from rlcore_workers.functions import brief, place_in
 
 SECTION = "environment.agent"
@@ -58,7 +63,8 @@ class AgentBackend:
                 raise
             except Exception as error:
                 raised = f"raised {type(error).__name__}{place_in(self._function, error)}: {error}"
-                raise RewardError(f"the agent {raised}")  # noqa: B904 - what has a cause is told by its type alone
+                with fails_as(failure_kind(error)):
+                    raise RewardError(f"the agent {raised}")  # noqa: B904 - what has a cause is told by its type alone
             finally:
                 await client.close()
         return episode_result(said, self._config.success_reward)
@@ -85,11 +91,14 @@ def check(context: CheckContext | None, config: AgentConfig) -> list[Problem]:  
 
 def episode_result(said: object, success_reward: float) -> EpisodeResult:
     """Return what an agent's reward, a number or a mapping with `reward`, stands for: `success` says whether the task is
-    solved, `reward_components` what the reward is made of, other numbers are metrics. RewardError where there is no reward in
-    it."""
+    solved, `reward_components` what the reward is made of, `failure` or Harbor's `exception_info` how the episode ended; other
+    numbers are metrics. RewardError where there is no reward in it and the failure is not one without."""
     values: dict[str, Any] = dict(said) if isinstance(said, Mapping) else {"reward": said}
+    failure = _failure(values)
     reward, success = values.pop("reward", None), values.pop("success", None)
     components = values.pop("reward_components", {})
+    if reward is None and failure is not None and not failure.is_trained:
+        reward = 0.0
     if not is_number(reward):
         raise RewardError(f"the agent's reward is {brief(said)}; expected a finite number, or a mapping with `reward`")
     if success is not None and not isinstance(success, bool | np.bool_):
@@ -106,7 +115,21 @@ def episode_result(said: object, success_reward: float) -> EpisodeResult:
         success=bool(reward >= success_reward if success is None else success),
         reward_components={str(name): float(value) for name, value in components.items()},
         metrics={str(name): float(value) for name, value in values.items()},
+        failure=failure,
     )
+
+
+def _failure(values: dict[str, Any]) -> EpisodeFailure | None:
+    """Take how an episode ended from what an agent returned."""
+    told, harbor = values.pop("failure", None), harbor_failure(values)
+    for name in (FIELD, "step_results"):
+        values.pop(name, None)
+    if told is None:
+        return harbor
+    try:
+        return read_failure(told)
+    except ValueError as error:
+        raise RewardError(f"the agent's `failure` has {error}") from error
 
 
 def _environment(row: Row, session: SessionEndpoint, config: AgentConfig) -> dict[str, str]:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from attrs import define, field
 
-from rlcore.spi import EpisodeResult, SessionEndpoint
+from rlcore.spi import EpisodeFailure, EpisodeResult, SessionEndpoint
 from rlcore_rollout.environment_calls import EnvironmentCalls, TaskPool
 from rlcore_rollout.environment_results import Failure, MaskedFailures
 from rlcore_rollout.environment_runner import EpisodeRunner
@@ -23,7 +23,9 @@ class AgentEpisode:
     number: int
     """Its number in the run: that of its group times the size of a group, and its own in the group."""
     result: EpisodeResult | None = None
-    """None while it runs, and where its environment failed."""
+    """None while it runs, and where its sample is masked."""
+    failure: EpisodeFailure | None = None
+    """How it ended; None where by the policy."""
     segments: list[Segment] = field(factory=list)
     """Its sampled segments, once it has ended."""
     ended: bool = False
@@ -51,6 +53,10 @@ class AgentGroup:
     def all_ended(self) -> bool:
         """Return whether all episodes have ended."""
         return all(episode.ended for episode in self.episodes)
+
+    def endings(self) -> list[EpisodeFailure | None]:
+        """See OpenGroup."""
+        return [episode.failure for episode in self.episodes if episode.ended]
 
     def finish(self) -> None:
         """See OpenGroup: an agent leaves nothing behind."""
@@ -162,15 +168,15 @@ class AgentGroups(GroupWork[AgentGroup]):
         """See GroupWork: a group whose agents have all ended. A run of another environment reads it without this package."""
         if not group.all_ended():
             return None
-        return {"group": group.number, "episodes": [(one.result, one.segments) for one in group.episodes]}
+        return {"group": group.number, "episodes": [(one.result, one.segments, one.failure) for one in group.episodes]}
 
     def resumed(self, kept: Any) -> AgentGroup | None:
         """See GroupWork."""
         if not isinstance(kept, dict) or len(kept["episodes"]) != self.group_size:
             return None
         group = self.new_group(kept["group"])
-        for episode, (result, segments) in zip(group.episodes, kept["episodes"], strict=True):
-            episode.result, episode.segments, episode.ended = result, segments, True
+        for episode, (result, segments, failure) in zip(group.episodes, kept["episodes"], strict=True):
+            episode.result, episode.segments, episode.failure, episode.ended = result, segments, failure, True
         return group
 
     def _play_all(self, episodes: Collection[AgentEpisode]) -> None:
@@ -211,7 +217,9 @@ class AgentGroups(GroupWork[AgentGroup]):
             self._runner.require(call, outcome)
             self.failures.add(episode.number, outcome.reason)
             self.failures.check()
-        episode.result = None if isinstance(outcome, Failure) else outcome
+            episode.failure = outcome.ending
+        else:
+            episode.result, episode.failure = outcome, outcome.failure
         episode.segments, episode.ended = segments, True
         self._num_ended += 1
         self._tell(self._num_ended, len(self._groups) * self.group_size)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from rlcore.reading import parse_json
 from rlcore.secrets import child_environment, masked
-from rlcore.spi import PluginError, RewardError
+from rlcore.spi import PluginError, RewardError, fails_as
 from rlcore_workers.descendants import MARK, NOT_STARTED, end_marked, marked, supervised
 from rlcore_workers.process import ending
 
@@ -46,9 +46,10 @@ async def run_process(command: Sequence[str], variables: Mapping[str, str], text
     if program.exit_code != 0 and errors.startswith(NOT_STARTED):  # the program itself may end with any exit code
         raise PluginError(f"the agent {command[0]!r} does not start: {masked(errors[len(NOT_STARTED) :])[-SHOWN:]}")
     if program.exit_code != 0:
-        raise RewardError(
-            f"the agent ended with {ending(program.exit_code)}. The last it printed: {masked(errors or output)[-SHOWN:]}"
-        )
+        with fails_as("infrastructure" if program.exit_code == -signal.SIGKILL else "environment"):
+            raise RewardError(
+                f"the agent ended with {ending(program.exit_code)}. The last it printed: {masked(errors or output)[-SHOWN:]}"
+            )
     last = (output.splitlines() or [""])[-1].strip()
     try:
         return parse_json(last)
