@@ -1,0 +1,117 @@
+"""Compares log-probabilities with those that were computed again, and names the cause of a difference.
+
+With δ = found - independent, a temperature T' in place of T moves a token's log-probability by (T/T' - 1)·s to first order, where
+s = d log p / d log(1/T) = z - E[z] of its scaled logit z. A factor f moves it by (f - 1)·log p. Least squares fit both.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from rlcore.spi.arrays import BoolArray, Float32Array
+
+EXPLAINED = 0.9
+"""Least share of the squared differences that a cause explains."""
+SHOWN = 3
+Float64Array = NDArray[np.float64]
+
+
+@frozen(kw_only=True, eq=False)
+class Independent:
+    """Log-probabilities that were computed again."""
+
+    logprobs: Float64Array
+    """float64 [T]; 0.0 where nothing was computed."""
+    slopes: Float64Array
+    """float64 [T]: d log p / d log(1/temperature)."""
+    computed: BoolArray
+    """bool [T]"""
+
+
+@frozen(kw_only=True)
+class Difference:
+    """The distance of one part's log-probabilities from the independent ones."""
+
+    num_tokens: int
+    mean: float
+    """Mean of |δ| in nats."""
+    greatest: float
+    """Greatest |δ| in nats."""
+    token: int
+    """The index of that token in the batch."""
+    temperature: float
+    """The temperature that fits best, where the recipe's is 1."""
+    factor: float
+    """The factor that fits best."""
+    cause: str
+    """"temperature", "factor" or "weights" where the mean is beyond the bound, else ""."""
+
+
+def difference(found: Float32Array, independent: Independent, mask: BoolArray, bound: float) -> Difference | None:
+    """Compare the tokens of `mask` that were computed; None where there is none."""
+    where = np.flatnonzero(mask & independent.computed)
+    if not len(where):
+        return None
+    expected, slopes = independent.logprobs[where], independent.slopes[where]
+    delta = found[where].astype(np.float64) - expected
+    delta = np.where(np.isfinite(delta), delta, np.inf)
+    distance = np.abs(delta)
+    worst = int(distance.argmax())
+    mean = float(distance.mean())
+    step, by_temperature = _fit(delta, slopes)
+    share, by_factor = _fit(delta, expected)
+    cause = ""
+    if not mean <= bound:
+        causes = {"temperature": by_temperature, "factor": by_factor}
+        likeliest = max(causes, key=causes.__getitem__)
+        cause = likeliest if causes[likeliest] >= EXPLAINED else "weights"
+    return Difference(
+        num_tokens=len(where),
+        mean=mean,
+        greatest=float(distance[worst]),
+        token=int(where[worst]),
+        temperature=1.0 / max(1.0 + step, 1e-3),
+        factor=1.0 + share,
+        cause=cause,
+    )
+
+
+def _fit(delta: Float64Array, by: Float64Array) -> tuple[float, float]:
+    """The coefficient of least squares, and the share of the squared differences that it explains."""
+    norm, total = float(by @ by), float(delta @ delta)
+    if not np.isfinite(total) or norm <= 0 or total <= 0:
+        return 0.0, 0.0
+    coefficient = float(delta @ by) / norm
+    rest = delta - coefficient * by
+    return coefficient, 1.0 - float(rest @ rest) / total
+
+
+def finding(
+    trainer: Difference | None, generation: Difference | None, tensors: Mapping[str, Any] | None, temperature: float
+) -> str:
+    """The causes of all differences beyond the bound, in words; "" where there are none. `tensors` has the names of those that a
+    refit left out or changed."""
+    found = []
+    if tensors is not None:
+        for name, what in (("missing", "the refit left out"), ("changed", "the refit brought other values of")):
+            if names := tensors[name]:
+                more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+                found.append(f"{what} {', '.join(names[:SHOWN])}{more}")
+    both = trainer is not None and generation is not None and trainer.cause == generation.cause == "weights"
+    for part, of in (("trainer", trainer), ("generator", generation)):
+        if of is None or not of.cause:
+            continue
+        figures = f"by {of.mean:.3g} in the mean of {of.num_tokens} tokens"
+        if of.cause == "temperature":
+            found.append(
+                f"the {part}'s log-probabilities are those of temperature {of.temperature * temperature:.4g}, {figures}"
+            )
+        elif of.cause == "factor":
+            found.append(f"the {part}'s log-probabilities are {of.factor:.4g} times the independent ones, {figures}")
+        else:
+            hint = "as the other's" if both else "and those of the other part do not" if trainer and generation else ""
+            found.append(f"the {part}'s log-probabilities differ from the independent ones {figures}, {hint}".rstrip(", "))
+    return "; ".join(found)
