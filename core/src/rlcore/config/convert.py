@@ -112,8 +112,10 @@ class _Conversion:
         own = self.sections.get(TABLES, {})
         parts["tables"] = {name: self._section(name, own[name]) for name in own if name in self.raw.values}
         for name in self.raw.values.keys() - describe.fields(Recipe).keys() - own.keys():
-            remedy = self._section_of(name) or how_to_install(TABLES, name, own)
-            self.problems.append(unknown_key(name, [*describe.fields(Recipe), *own], remedy))
+            install, place = how_to_install(TABLES, name, ()), self._section_of(name)
+            problem = unknown_key(name, [*describe.fields(Recipe), *own], place)
+            missing = install.startswith("Run") and not place  # rather than a mistyped name
+            self.problems.append(attrs.evolve(problem, remedy=install) if missing else problem)
         whole = self._with_stand_ins(parts)
         self.problems.extend(find_problems(whole, self._broken()))
         self.problems.extend(self._unheeded_evaluation(whole))

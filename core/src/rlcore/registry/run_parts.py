@@ -112,11 +112,6 @@ class LoopObserverEntry(CalledEntry):
     role: str = "loop_observer"
     provider: LoopObserverProvider | None = None
 
-    @property
-    def has_table(self) -> bool:
-        """Return whether the recipe has a table for it."""
-        return self.provider is not None and self.provider.config is not None
-
 
 def is_disabled(name: str) -> bool:
     """Return whether the environment variable disables the installed observer of a name."""

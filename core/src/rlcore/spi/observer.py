@@ -18,8 +18,8 @@ class LoopObserverProvider:
     """The description of one observer of the training loop.
 
     The names `bundles`, `checkpoint_evaluation`, `model_card` and `push_to_hub` stand for keys of a recipe. Only runs whose
-    recipe sets the key have an observer of that name. Only runs whose recipe has the table have an observer with `config`. Every
-    run has each other observer.
+    recipe sets the key have an observer of that name. An observer with `config` is one of the runs whose recipe has its table.
+    Every run has each other observer.
     """
 
     name: str

@@ -61,7 +61,7 @@ def page(found: Certificate) -> Iterator[str]:
     for claim in found.claims:
         yield f"| {claim.name} | {claim.verdict} | {_cell(claim.text)} | `{_cell(claim.command)}` |"
     yield ""
-    yield f"## Inputs\n\n`sha256sum` of these files, in this order, gives the lines whose SHA-256 stands above.\n\n```text"
+    yield "## Inputs\n\n`sha256sum` of these files, in this order, gives the lines whose SHA-256 stands above.\n\n```text"
     for name, digest in found.inputs:
         yield f"{digest}  {name}"
     yield "```"

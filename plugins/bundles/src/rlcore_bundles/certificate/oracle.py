@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 
 from rlcore.registry.discovery import discover
+from rlcore.schema import describe
 from rlcore.schema.structure import structure
 from rlcore.spi import PREVIOUS_LOGPROBS, GlobalCounts, LossInputs
 from rlcore_bundles.bundle import Bundle, Update
@@ -86,6 +87,8 @@ def _config_of(function: Any, values: Mapping[str, Any]) -> Any:
     cls = hints.get("config")
     if cls is None:
         return f"{function.__qualname__} names no class of its constants"
-    absent = [name for name, value in values.items() if value is None]  # which a recipe, and so the converter, has no word for
-    made, problems = structure({name: value for name, value in values.items() if name not in absent}, cls, "loss_config")
+    known = describe.fields(cls)  # an algorithm may add constants of its own, which the loss does not read
+    absent = [name for name in known if values.get(name, "") is None]  # the converter has no word for None
+    given = {name: value for name, value in values.items() if name in known and name not in absent}
+    made, problems = structure(given, cls, "loss_config")
     return f"{problems[0].path}: found {problems[0].found}" if problems else attrs.evolve(made, **dict.fromkeys(absent))

@@ -22,8 +22,7 @@ def receipts_of(run: Path) -> list[dict[str, Any]]:
 
 
 def refits(run: Path) -> Claim:
-    """The generator acknowledged the digests of each refit, one version has one set of digests, and each version that sampled has
-    its refit."""
+    """The generator acknowledged each refit, a version has one set of digests, and each version that sampled has its refit."""
     name, command = "refits", f"cat {run}/{FOLDER}/{REFITS}"
     lines = list(read_lines(run / FOLDER / REFITS))
     if not lines:

@@ -1,5 +1,6 @@
 """Computes a receipt: log-probabilities of a job's sequences by transformers in float32 on CPU, and digests of its weights."""
 
+import importlib
 import inspect
 import time
 from collections.abc import Mapping
@@ -16,17 +17,15 @@ from rlcore_bundles.receipts.record import described_refit
 
 ROWS = 256
 """Rows of logits that are widened to float64 at once."""
+IMPORTED = ("rlcore_torchkit.refit.digest", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
 TIED = "lm_head.weight"
 """A tensor that a directory may hold besides the one that it is tied to."""
 
 
 def prepare() -> None:
     """Import what takes seconds, once for all receipts of a run."""
-    import safetensors.torch
-    import transformers.modeling_utils
-    import transformers.models.auto.modeling_auto
-
-    import rlcore_torchkit.refit.digest  # noqa: F401
+    for module in IMPORTED:
+        importlib.import_module(module)
 
 
 def receipt(argument: None, folder: Path) -> dict[str, Any]:  # noqa: ARG001 - the form of a pool's task
@@ -122,8 +121,9 @@ def _leave_out(logits: Any, batch: TokenBatch, begin: int, rows: Any) -> None:
 
 
 def compared_tensors(model: Path, dtype: str, digests: Mapping[str, int]) -> tuple[dict[str, Any] | None, str]:
-    """The tensors of a directory that a refit left out or changed, and a SHA-256 over the names and digests of all. None in place
-    of the first where the refit's digests are not known, or are those of adapters."""
+    """The tensors of a directory that a refit left out or changed, and a SHA-256 over the names and digests of all.
+
+    The first is None where the refit's digests are not known, or are those of adapters."""
     import torch
     from safetensors import safe_open
 

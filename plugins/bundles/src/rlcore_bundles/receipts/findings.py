@@ -1,7 +1,7 @@
 """Compares log-probabilities with those that were computed again, and names the cause of a difference.
 
-With δ = found - independent, a temperature T' in place of T moves a token's log-probability by (T/T' - 1)·s to first order, where
-s = d log p / d log(1/T) = z - E[z] of its scaled logit z. A factor f moves it by (f - 1)·log p. Least squares fit both.
+With δ = found - independent, a temperature T' in place of T moves a token's log-probability by (T/T' - 1)·s to first order.
+Here s = d log p / d log(1/T) = z - E[z] of its scaled logit z. A factor f moves it by (f - 1)·log p. Least squares fit both.
 """
 
 from collections.abc import Mapping
@@ -92,8 +92,8 @@ def _fit(delta: Float64Array, by: Float64Array) -> tuple[float, float]:
 def finding(
     trainer: Difference | None, generation: Difference | None, tensors: Mapping[str, Any] | None, temperature: float
 ) -> str:
-    """The causes of all differences beyond the bound, in words; "" where there are none. `tensors` has the names of those that a
-    refit left out or changed."""
+    """The causes of all differences beyond the bound, in words; "" where there are none. `tensors` names those that a refit
+    left out or changed."""
     found = []
     if tensors is not None:
         for name, what in (("missing", "the refit left out"), ("changed", "the refit brought other values of")):

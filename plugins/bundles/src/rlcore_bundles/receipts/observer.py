@@ -57,8 +57,8 @@ def drawn_sequences(seed: int, step: int, batch: TokenBatch, most: int) -> Int64
 
 
 class Receipts(LoopObserver):
-    """The receipts of one run, in its driver. A step's data stay in `receipts/.step-N` until its figures are in metrics.jsonl, so
-    that a resumed run computes what one that was killed had left."""
+    """The receipts of one run, in its driver. A step's data stay in `receipts/.step-N` until its figures are in metrics.jsonl:
+    a resumed run computes what one that was killed had left."""
 
     def __init__(self, run: ObservedRun) -> None:
         options = run.recipe.tables[SECTION]
