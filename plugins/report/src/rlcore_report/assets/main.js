@@ -62,6 +62,7 @@ function show() {
   const spreads = runs.flatMap((run) => run.spreads.map((spread) => spreadCard(run, spread)));
   if (spreads.length) main.append(el("h2", {}, "Rewards and lengths"), el("p", { class: "dim" }, "Median, 25 % to 75 % and 5 % to 95 % of the valid samples of each step that was kept."), el("div", { class: "grid" }, spreads));
   if (runs.some((run) => run.samples.length)) main.append(el("h2", {}, "Samples"), samplesPart(runs));
+  if (runs.some((run) => run.proofs.length)) main.append(el("h2", {}, "Bundles and receipts"), proofsPart(runs));
   main.append(recipesPart(runs, data.differences));
   for (const section of data.sections.filter((each) => !each.open)) main.append(closed(section.title, () => curvesPart(section)));
   main.append(el("p", { class: "dim" }, "Written by rlcore report. This file needs no network."));
