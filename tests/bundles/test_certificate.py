@@ -168,10 +168,20 @@ def test_a_damaged_directory_is_a_finding(copied: Path, damage: str) -> None:
 
 
 def test_failures_and_what_they_moved_are_counted(copied: Path) -> None:
-    lines = [{"kind": "engine", "moved": 3}, {"kind": "engine"}, {"kind": "refit"}]
+    entries = [
+        ("policy", "trained", 90, 6.0),
+        ("tool", "trained", 3, 2.0),
+        ("tool", "masked", 4, 5.0),
+        ("grader", "dropped", 2, None),
+    ]
+    names = ("kind", "outcome", "episodes", "weight")
+    lines = [{"step": step, "entries": [dict(zip(names, entry, strict=True))]} for step, entry in enumerate(entries)]
     (copied / "failures.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     claims = {claim.name: claim for claim in certificate(copied).claims}
-    assert (claims["failures"].verdict, claims["failures"].text) == ("held", "2 engine, 1 refit; 1 moved a figure")
+    assert (claims["failures"].verdict, claims["failures"].text) == (
+        "held",
+        "99 episodes, 2 by grader, 7 by tool; 25 % of the advantages trained on are theirs",
+    )
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ from typing import Literal, TypeAlias
 
 from attrs import frozen
 
-from rlcore.registry.plugin_errors import first_line
 from rlcore.spi import RlcoreError
 
+LONGEST = 400
+"""Characters of an error's text."""
 Verdict: TypeAlias = Literal["held", "not held", "not recorded"]
 
 
@@ -40,5 +41,6 @@ def judged(name: str, command: str, judge: Callable[[Path], Claim], run: Path) -
     try:
         return judge(run)
     except (RlcoreError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        text = first_line(error) if isinstance(error, RlcoreError) else f"{type(error).__name__}: {first_line(error)}"
+        name_of = "" if isinstance(error, RlcoreError) else f"{type(error).__name__}: "
+        text = f"{name_of}{' '.join(str(error).split())}"[:LONGEST]
         return Claim(name=name, verdict="not held", text=f"a file cannot be read: {text}", command=command)

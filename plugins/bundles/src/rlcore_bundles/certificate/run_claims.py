@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from rlcore_bundles.receipts.record import read_lines
 
 METRIC = "token_mult_prob_error"
 FAILURES = "failures.jsonl"
-"""The ledger of failures, one JSON object a line; `kind` names what failed and `moved` what the failure changed."""
+"""The ledger of failures. A line is a step with its `entries`: `episodes` that ended by one `kind`, their `outcome`, and the sum of
+|advantage| over their loss tokens, `weight`."""
+POLICY = "policy"
+"""The kind of episodes that nothing but the policy ended."""
 
 
 def recipe_of(run: Path) -> dict[str, Any]:
@@ -96,14 +100,17 @@ def failures(run: Path) -> Claim:
     command = f"rlcore failures {run}"
     if not (run / FAILURES).is_file():
         return missing("failures", f"no {FAILURES}", command)
-    lines = list(read_lines(run / FAILURES))
-    kinds: dict[str, int] = {}
-    for line in lines:
-        kind = str(line.get("kind", "of no kind"))
-        kinds[kind] = kinds.get(kind, 0) + 1
-    moved = sum(bool(line.get("moved")) for line in lines)
-    text = "none" if not lines else ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    return held("failures", [], f"{text}; {moved} moved a figure", command)
+    entries = [entry for line in read_lines(run / FAILURES) for entry in line["entries"]]
+    kinds, total, moved = Counter[str](), 0.0, 0.0
+    for entry in entries:
+        kinds[str(entry["kind"])] += int(entry["episodes"])
+        if entry["outcome"] == "trained":
+            total += entry["weight"] or 0.0
+            moved += 0.0 if entry["kind"] == POLICY else entry["weight"] or 0.0
+    of_others = [f"{count:,} by {kind}" for kind, count in sorted(kinds.items()) if kind != POLICY]
+    text = f"{kinds.total():,} episodes, {', '.join(of_others) or 'none of which failed'}"
+    share = f"; {100 * moved / total:.3g} % of the advantages trained on are theirs" if total and of_others else ""
+    return held("failures", [], text + share, command)
 
 
 def _list(numbers: list[int]) -> str:

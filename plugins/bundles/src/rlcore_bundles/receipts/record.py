@@ -16,7 +16,7 @@ from attrs import frozen
 from rlcore.files import storage_errors, write_atomically
 from rlcore.reading import parse_json, read_bytes
 from rlcore.run.protocols import TrainedStep
-from rlcore.spi import WEIGHT_VERSIONS
+from rlcore.spi import WEIGHT_VERSIONS, CheckpointError
 from rlcore.spi.execution import RefitCommand, Refitted, WeightRoute
 
 STEPS, REFITS = "steps.jsonl", "refits.jsonl"
@@ -51,17 +51,19 @@ def append(file: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_lines(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file, less a last line that a crash cut short. ValueError names a line that is none."""
+    """Yield the objects of a file, less a last line that a crash cut short. CheckpointError names a line that is none."""
     if not file.is_file():
         return
     *lines, _ = read_bytes(file).split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:
             found = parse_json(line)
-        except ValueError as error:
-            raise ValueError(f"{file.name}, line {number}: found {error}; expected a JSON object") from error
+        except ValueError:
+            found = line.decode(errors="backslashreplace")[:60]
         if not isinstance(found, dict):
-            raise ValueError(f"{file.name}, line {number}: found a {type(found).__name__}; expected a JSON object")
+            raise CheckpointError(
+                f"{file.name}, line {number}: found {found!r}; expected a JSON object. Remove the line of {file}"
+            )
         yield found
 
 
