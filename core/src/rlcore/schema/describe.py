@@ -29,9 +29,7 @@ NO_KEY = "rlcore.no_key"
 def fields(cls: type) -> Mapping[str, "attrs.Attribute[Any]"]:
     """The fields that a recipe may set, by their keys, with their types resolved."""
     attrs.resolve_types(cls)
-    return {
-        key_of(attribute): attribute for attribute in attrs.fields(cls) if attribute.init and NO_KEY not in attribute.metadata
-    }
+    return {key_of(one): one for one in attrs.fields(cls) if one.init and NO_KEY not in one.metadata}
 
 
 def key_of(attribute: "attrs.Attribute[Any]") -> str:

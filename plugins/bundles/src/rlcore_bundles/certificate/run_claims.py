@@ -15,8 +15,8 @@ from rlcore_bundles.receipts.record import read_lines
 
 METRIC = "token_mult_prob_error"
 FAILURES = "failures.jsonl"
-"""The ledger of failures. A line is a step with `entries`: `episodes` that ended by one `kind`, and their `outcome`. `weight` is
-the sum of |advantage| over their loss tokens."""
+"""The ledger of failures. A line is a step with `entries`: `episodes` that ended by one `kind`, with `outcome` and `weight`.
+The weight sums |advantage| over loss tokens."""
 POLICY = "policy"
 """The kind of episodes that nothing but the policy ended."""
 
