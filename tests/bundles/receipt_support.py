@@ -11,7 +11,9 @@ from attrs import evolve
 import rlcore_transformers.engine as engine
 from rlcore.run.execution.groups import InProcessTrainer
 from rlcore.run.execution.in_process import InProcessRoute
+from rlcore_bundles.receipts import observer
 from rlcore_transformers.weights import HeldWeights
+from rlcore_workers.pool import WorkerPool
 
 LOST = "model.layers.0.mlp.up_proj.weight"
 NAMED_LATER = ("time/", "tokens_per", "generated_tokens_per", "receipts/")
@@ -71,6 +73,16 @@ def lost_tensor(patch: pytest.MonkeyPatch) -> None:
 def changed_tensor(patch: pytest.MonkeyPatch) -> None:
     """A refit that brings other values of a tensor."""
     _rerouted(patch, lambda digests: {**digests, LOST: digests[LOST] ^ 1})
+
+
+def uncomputed(patch: pytest.MonkeyPatch, answer: dict[str, Any]) -> None:
+    """A process of receipts that computes nothing, and answers this."""
+
+    class Pool(WorkerPool):
+        async def call(self, request: object) -> Any:
+            return answer
+
+    patch.setattr(observer, "WorkerPool", Pool)
 
 
 FAULTS: Mapping[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {

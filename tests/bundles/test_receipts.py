@@ -13,9 +13,9 @@ import rlcore
 from rlcore.run.execution.groups import InProcessTrainer
 from rlcore.spi import BoundError
 from rlcore_bundles.receipts.compute import receipt
-from rlcore_bundles.receipts.observer import Receipts, is_drawn
+from rlcore_bundles.receipts.observer import is_drawn
 
-from .receipt_support import FAULTS, NAMED_LATER, receipts_in
+from .receipt_support import FAULTS, NAMED_LATER, receipts_in, uncomputed
 
 EACH = {"every_n_steps": 1, "max_waiting": 9}
 """Options that give every step a receipt."""
@@ -59,7 +59,7 @@ def test_the_run_pays_one_copy_and_one_forward_pass_of_a_few_sequences(
             return _right(self, *given)
 
         monkeypatch.setattr(InProcessTrainer, name, counted)
-    monkeypatch.setattr(Receipts, "_compute", lambda *_: {"failure": "not computed"})
+    uncomputed(monkeypatch, {"failure": "not computed"})
     options = recipe_of(tmp_path, logging={"bundles_every_n_steps": 0}, checkpoint={"every_n_steps": 0, "at_end": False})
     seed = next(seed for seed in range(99) if [is_drawn(seed, step, 3) for step in (1, 2, 3)] == [False, True, False])
     for receipts in ({"every_n_steps": 3, "num_sequences": 2}, {"every_n_steps": 0}):
@@ -119,7 +119,7 @@ def test_a_resumed_run_computes_what_was_left(
         return rlcore.train(recipe, progress="silent", **options).path
 
     with monkeypatch.context() as patch:
-        patch.setattr(Receipts, "_compute", lambda *_: {"failure": "killed", "stopped": True})
+        uncomputed(patch, {"failure": "killed", "stopped": True})
         path = run(2)
     receipts = path / "receipts"
     assert sorted(one.name for one in receipts.glob(".step-*")) == [".step-000001", ".step-000002"]

@@ -77,7 +77,9 @@ def independent_logprobs(
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(num_threads)
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, trust_remote_code=trust_remote_code)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float32, trust_remote_code=trust_remote_code, use_safetensors=True
+    )
     loaded.eval()
     keeps = "logits_to_keep" in inspect.signature(loaded.forward).parameters
     logprobs, slopes = np.zeros(batch.num_tokens), np.zeros(batch.num_tokens)

@@ -16,6 +16,7 @@ from rlcore.spi.arrays import BoolArray, Float32Array
 EXPLAINED = 0.9
 """Least share of the squared differences that a cause explains."""
 SHOWN = 3
+OTHER = {"trainer": "generator", "generator": "trainer"}
 Float64Array = NDArray[np.float64]
 
 
@@ -100,8 +101,7 @@ def finding(
             if names := tensors[name]:
                 more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
                 found.append(f"{what} {', '.join(names[:SHOWN])}{more}")
-    both = trainer is not None and generation is not None and trainer.cause == generation.cause == "weights"
-    for part, of in (("trainer", trainer), ("generator", generation)):
+    for part, of, other in (("trainer", trainer, generation), ("generator", generation, trainer)):
         if of is None or not of.cause:
             continue
         figures = f"by {of.mean:.3g} in the mean of {of.num_tokens} tokens"
@@ -112,6 +112,6 @@ def finding(
         elif of.cause == "factor":
             found.append(f"the {part}'s log-probabilities are {of.factor:.4g} times the independent ones, {figures}")
         else:
-            hint = "as the other's" if both else "and those of the other part do not" if trainer and generation else ""
-            found.append(f"the {part}'s log-probabilities differ from the independent ones {figures}, {hint}".rstrip(", "))
+            alone = "" if other is None or other.cause else f", and those of the {OTHER[part]} do not"
+            found.append(f"the {part}'s log-probabilities differ from the independent ones {figures}{alone}")
     return "; ".join(found)

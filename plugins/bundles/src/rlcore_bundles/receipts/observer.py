@@ -26,7 +26,7 @@ from rlcore_bundles.receipts.config import ReceiptsConfig
 from rlcore_bundles.receipts.job import MODEL, TRAINER_LOGPROBS, Job, folder_of, write_job
 from rlcore_bundles.receipts.record import REFITS, STEPS, RecordedRefits, append, described_step, rewind
 from rlcore_bundles.receipts.rules import SECTION
-from rlcore_workers.pool import WorkerPool
+from rlcore_workers.pool import WorkerPool, end_calls
 from rlcore_workers.process import Ended, Limits, Task, ending
 
 PURPOSE = 0x7265
@@ -129,11 +129,7 @@ class Receipts(LoopObserver):
     def on_close(self) -> None:
         """Kill what is under way; a resumed run computes it."""
         self._closing.set()
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        while running := [future for future in self._under_way.values() if not future.done()]:
-            self._pool.close()  # again, since one of them may have been about to start
-            wait(running, 0.05)
-        self._pool.close()
+        end_calls(self._pool, self._thread, self._under_way.values())
 
     def _version_of(self, step: int) -> int:
         """The weights that a step ended with; -1 where none is known."""
