@@ -125,11 +125,6 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
         "step 2: 24 tokens of version 0, at version 2",
     ),
     "a token has no version": (_line("receipts/steps.jsonl", 1, num_tokens=999), "versions of tokens", "step 2: 999 tokens"),
-    "a step is not written down": (
-        _edit("receipts/steps.jsonl", lambda text: "".join(text.splitlines(keepends=True)[:2])),
-        "versions of tokens",
-        "step 3 has no line",
-    ),
     "a receipt disagrees": (_receipt(finding="the trainer's differ"), "receipts", "step 2: the trainer's differ"),
     "a receipt failed": (_receipt(failure="no memory"), "receipts", "step 2 failed: no memory"),
     "a receipt is no JSON": (_edit("receipts/step-000002.json", lambda text: text[:40]), "receipts", "found no JSON"),
@@ -165,6 +160,17 @@ def test_a_damaged_directory_is_a_finding(copied: Path, damage: str) -> None:
     assert ran.exit_code == 1
     assert ran.exception is None or isinstance(ran.exception, SystemExit)
     assert f"| {name} | not held |" in ran.output
+
+
+def test_steps_from_before_receipts_are_not_recorded(copied: Path) -> None:
+    file = copied / "receipts" / "steps.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
+    (copied / "receipts" / "step-000001.json").unlink()
+    claims = {claim.name: claim for claim in certificate(copied).claims}
+    assert claims["versions of tokens"].verdict == "not recorded"
+    assert claims["versions of tokens"].text.endswith("nothing of 1 steps, the first 1")
+    assert claims["receipts"].verdict == "held"
+    assert claims["receipts"].text.startswith("2 of 3 drawn steps; none of step 1; ")
 
 
 def test_failures_and_what_they_moved_are_counted(copied: Path) -> None:

@@ -14,6 +14,7 @@ from rlcore.run.execution.groups import InProcessTrainer
 from rlcore.spi import BoundError
 from rlcore_bundles.receipts.compute import receipt
 from rlcore_bundles.receipts.observer import is_drawn
+from rlcore_bundles.recording import record
 
 from .receipt_support import FAULTS, NAMED_LATER, receipts_in, uncomputed
 
@@ -158,6 +159,13 @@ def test_another_kind_of_run_has_receipts(sections: dict[str, Any], recipe_of: C
     assert {one["finding"] for one in found.values()} == {""}
     assert all(one["trainer"]["num_tokens"] > 0 for one in found.values())
     assert found[1]["generation"]["mean"] < 1e-5
+
+
+def test_a_step_that_is_recorded_later_has_no_receipt(receipted: Path, tmp_path: Path) -> None:
+    found = record(receipted, 2, tmp_path / "bundle", weights="none")
+    assert not found.differing
+    assert found.num_equal > 10
+    assert "[receipts]\nevery_n_steps = 0\n" in found.bundle.recipe
 
 
 def test_a_job_that_cannot_be_computed_is_a_failed_receipt(tmp_path: Path) -> None:

@@ -83,8 +83,9 @@ def token_versions(run: Path) -> Claim:
             if not max(0, now - oldest) <= version <= now
         ]
     done = {int(line["step"]) for line in RunDirectory(path=run).read_metrics() if "time/total_s" in line}
-    problems += [f"step {step} has no line" for step in sorted(done - lines.keys())]
     text = f"{total:,} tokens of {len(lines)} steps, {stale:,} of them by older weights; at most {oldest} updates behind"
+    if not problems and (lacking := sorted(done - lines.keys())):
+        return missing(name, f"{text}; nothing of {len(lacking)} steps, the first {lacking[0]}", command)
     return held(name, problems[:SHOWN], text, command)
 
 

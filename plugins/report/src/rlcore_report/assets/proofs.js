@@ -1,6 +1,6 @@
 // Bundles and receipts: steps that can be computed again, and steps that were.
 
-const fileLink = (file) => el("a", { href: `file://${encodeURI(file.path)}` }, file.name);
+const fileLink = (file) => el("a", { href: `file://${encodeURI(file.path).replace(/[?#]/g, encodeURIComponent)}` }, file.name);
 
 function proofCells({ bundle, receipt }) {
   const agreed = receipt && !receipt.finding ? "agrees" : "";
