@@ -66,6 +66,25 @@ def test_rounding_is_no_cause_and_other_weights_are_neither() -> None:
     assert _found(_logprobs(logits + 0.05 * noise, tokens), independent, bound=1.0).cause == ""
 
 
+@pytest.mark.parametrize(
+    ("temperature", "num_tokens", "cause"),
+    [(0.97, 256, "temperature"), (1.0, 256, ""), (0.995, 256, ""), (0.97, 20, "")],
+    ids=["colder", "right", "hardly colder", "few tokens"],
+)
+def test_many_tokens_show_a_temperature_that_rounding_hides(temperature: float, num_tokens: int, cause: str) -> None:
+    logits, tokens = _sampled()
+    noise = 0.02 * torch.randn(256, 32, dtype=torch.float64)
+    found = difference(
+        _logprobs((logits + noise) / temperature, tokens).astype(np.float32),
+        _independent(logits, tokens),
+        np.arange(256) < num_tokens,
+        0.1,
+    )
+    assert found is not None
+    assert found.mean < 0.1
+    assert found.cause == cause
+
+
 def test_a_number_that_is_none_is_beyond_every_bound() -> None:
     logits, tokens = _sampled()
     logprobs = _logprobs(logits, tokens)

@@ -4,6 +4,7 @@ With δ = found - independent, a temperature T' in place of T moves a token's lo
 Here s = d log p / d log(1/T) = z - E[z] of its scaled logit z. A factor f moves it by (f - 1)·log p. Least squares fit both.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,9 @@ from rlcore.spi.arrays import BoolArray, Float32Array
 
 EXPLAINED = 0.9
 """Least share of the squared differences that a cause explains."""
+LEAST, NUM_ERRORS, FEWEST = 0.01, 5.0, 30
+"""A temperature or factor is wrong within the bound too, where it is off by this share and so many standard errors, by so many
+tokens. Rounding has no direction, so that many tokens show what none shows alone."""
 SHOWN = 3
 OTHER = {"trainer": "generator", "generator": "trainer"}
 Float64Array = NDArray[np.float64]
@@ -48,7 +52,7 @@ class Difference:
     factor: float
     """The factor that fits best."""
     cause: str
-    """"temperature", "factor" or "weights" where the mean is beyond the bound, else ""."""
+    """"temperature", "factor" or "weights"; "" where nothing is wrong."""
 
 
 def difference(found: Float32Array, independent: Independent, mask: BoolArray, bound: float) -> Difference | None:
@@ -62,32 +66,50 @@ def difference(found: Float32Array, independent: Independent, mask: BoolArray, b
     distance = np.abs(delta)
     worst = int(distance.argmax())
     mean = float(distance.mean())
-    step, by_temperature = _fit(delta, slopes)
-    share, by_factor = _fit(delta, expected)
+    fits = {"temperature": _fit(delta, slopes), "factor": _fit(delta, expected)}
+    likeliest = max(fits, key=lambda name: fits[name].explained)
     cause = ""
     if not mean <= bound:
-        causes = {"temperature": by_temperature, "factor": by_factor}
-        likeliest = max(causes, key=causes.__getitem__)
-        cause = likeliest if causes[likeliest] >= EXPLAINED else "weights"
+        cause = likeliest if fits[likeliest].explained >= EXPLAINED else "weights"
+    elif len(where) >= FEWEST and fits[likeliest].is_certain:
+        cause = likeliest
     return Difference(
         num_tokens=len(where),
         mean=mean,
         greatest=float(distance[worst]),
         token=int(where[worst]),
-        temperature=1.0 / max(1.0 + step, 1e-3),
-        factor=1.0 + share,
+        temperature=1.0 / max(1.0 + fits["temperature"].coefficient, 1e-3),
+        factor=1.0 + fits["factor"].coefficient,
         cause=cause,
     )
 
 
-def _fit(delta: Float64Array, by: Float64Array) -> tuple[float, float]:
-    """The coefficient of least squares, and the share of the squared differences that it explains."""
+@frozen(kw_only=True)
+class _Fit:
+    """A fit of least squares, δ = coefficient · x."""
+
+    coefficient: float = 0.0
+    explained: float = 0.0
+    """The share of the squared differences that it explains."""
+    error: float = 0.0
+    """The standard error of the coefficient."""
+
+    @property
+    def is_certain(self) -> bool:
+        """Return whether the coefficient is no rounding."""
+        return abs(self.coefficient) >= max(LEAST, NUM_ERRORS * self.error)
+
+
+def _fit(delta: Float64Array, by: Float64Array) -> _Fit:
+    """The fit of differences by numbers, [n] each."""
     norm, total = float(by @ by), float(delta @ delta)
     if not np.isfinite(total) or norm <= 0 or total <= 0:
-        return 0.0, 0.0
+        return _Fit()
     coefficient = float(delta @ by) / norm
     rest = delta - coefficient * by
-    return coefficient, 1.0 - float(rest @ rest) / total
+    left = float(rest @ rest)
+    error = math.sqrt(left / max(len(delta) - 1, 1) / norm)
+    return _Fit(coefficient=coefficient, explained=1.0 - left / total, error=error)
 
 
 def finding(
