@@ -63,3 +63,10 @@ def finished(recipe_of: Callable[..., Recipe], tmp_path_factory: pytest.TempPath
 def recorded(finished: Path) -> Bundle:
     """The bundle of the second step of that run."""
     return read_bundle(finished / "bundles" / "step-000002")
+
+
+@pytest.fixture(scope="session")
+def receipted(recipe_of: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run with a receipt of each of its three steps, and a bundle of the second."""
+    options = {"every_n_steps": 1, "max_waiting": 9}
+    return rlcore.train(recipe_of(tmp_path_factory.mktemp("receipted"), receipts=options), progress="silent").path

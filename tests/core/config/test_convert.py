@@ -113,6 +113,27 @@ def test_unknown_keys_get_the_nearest_or_the_place_where_they_exist(problems) ->
     assert found["zed"].expected.startswith("one of model, algorithm")
 
 
+def test_a_table_of_an_observer_is_checked_by_the_class_that_the_observer_brings(sections, tmp_path) -> None:
+    @frozen(kw_only=True)
+    class Watch:
+        every: int = 1
+
+    path = tmp_path / "recipe.toml"
+    path.write_text("model.path = 'm'\nalgorithm.name = 'zed'\ndata.train = {source = 'jsonl', path = 'x'}")
+
+    def load(*overrides: str) -> Recipe:
+        classes = {**sections, "algorithm": {"zed": Watch}, "loop_observer": {"monitor": Watch}}
+        return convert(read_raw(path, overrides), classes)
+
+    assert load().tables == {}
+    assert load("monitor.every=3").tables == {"monitor": Watch(every=3)}
+    assert load("monitor={}").tables == {"monitor": Watch()}
+    for override, key in (("monitor.evry=3", "monitor.evry"), ("monitor=3", "monitor"), ("tables.monitor={}", "tables")):
+        with pytest.raises(ConfigError) as raised:
+            load(override, "run.num_steps=0")
+        assert {problem.path for problem in raised.value.problems} == {key, "run.num_steps"}
+
+
 def test_everything_is_reported_at_once_and_ranges_of_sound_keys_too(problems) -> None:
     found = problems(
         """

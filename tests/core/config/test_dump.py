@@ -135,6 +135,7 @@ def test_every_key_is_there_and_none_is_a_comment(load) -> None:
             "cluster",
             "sinks",
             "observers",
+            "tables",
         ):
             assert f"[{key_of(section)}]" in lines
             for field in attrs.fields(section.type):

@@ -63,6 +63,7 @@ def test_it_is_left_out_where_it_is_unwanted_or_disabled(add, monkeypatch) -> No
         ({"observer": "acme_disk"}, "expected 'package.module:name'"),
         ({"check": "acme_disk.check"}, "expected 'package.module:name'"),
         ({"observer": "acme_nowhere:observe"}, "acme_nowhere"),
+        ({"config": 3}, "expected a frozen, keyword-only attrs class"),
     ],
 )
 def test_one_that_is_not_usable_is_refused_with_the_reason(add, fields: dict[str, object], reason: str) -> None:

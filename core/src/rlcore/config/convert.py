@@ -20,12 +20,12 @@ from rlcore.spi import ClusterConfig, ConfigError, Problem
 
 Sections = Mapping[str, Mapping[str, type]]
 """Section of Recipe, which is a role, "sinks" or "observers" -> plugin -> the class of its section. Those of "execution" are
-classes of [cluster]."""
+classes of [cluster], those of "loop_observer" of whole tables of the recipe."""
 Unchecked = Mapping[str, Mapping[str, str]]
 """Section -> plugin whose options nothing can check -> what it is instead of usable."""
 Choice: TypeAlias = PluginChoice | NamedPluginChoice | SinksConfig | ObserversConfig
 """A section that chooses plugins, and holds a table for each."""
-SINKS, OBSERVERS, CLUSTER, EXECUTION = "sinks", "observers", "cluster", "execution"
+SINKS, OBSERVERS, CLUSTER, EXECUTION, TABLES = "sinks", "observers", "cluster", "execution", "loop_observer"
 
 
 def convert(
@@ -109,8 +109,13 @@ class _Conversion:
                 parts[name] = self._cluster(self.raw.values[name])
             else:
                 parts[name] = self._section(name, attribute.type)
-        for name in self.raw.values.keys() - describe.fields(Recipe).keys():
-            self.problems.append(unknown_key(name, list(describe.fields(Recipe)), self._section_of(name)))
+        own = self.sections.get(TABLES, {})
+        parts["tables"] = {name: self._section(name, own[name]) for name in own if name in self.raw.values}
+        for name in self.raw.values.keys() - describe.fields(Recipe).keys() - own.keys():
+            install, place = how_to_install(TABLES, name, ()), self._section_of(name)
+            problem = unknown_key(name, [*describe.fields(Recipe), *own], place)
+            missing = install.startswith("Run") and not place  # rather than a mistyped name
+            self.problems.append(attrs.evolve(problem, remedy=install) if missing else problem)
         whole = self._with_stand_ins(parts)
         self.problems.extend(find_problems(whole, self._broken()))
         self.problems.extend(self._unheeded_evaluation(whole))
@@ -242,7 +247,8 @@ class _Conversion:
             if not _choice_class(attribute.type):
                 tables |= _tables_below(name, attribute.type)
         for role, plugins in self.sections.items():
-            tables |= {CLUSTER if role == EXECUTION else f"{role}.{plugin}": cls for plugin, cls in plugins.items()}
+            prefix = "" if role == TABLES else f"{role}."
+            tables |= {CLUSTER if role == EXECUTION else f"{prefix}{plugin}": cls for plugin, cls in plugins.items()}
         places = [f"[{key}]"] if key in describe.fields(Recipe) else []
         places += [f"{path}.{key}" for path, cls in tables.items() if key in describe.fields(cls)]
         places += [f'"{key}" in {role}.names' for role in (SINKS, OBSERVERS) if key in self.sections.get(role, {})]
@@ -253,7 +259,7 @@ class _Conversion:
 
     def _with_stand_ins(self, parts: Mapping[str, Any]) -> Recipe:
         """A recipe to check further though parts of it are broken: these are left out key by key, and not judged again."""
-        whole: dict[str, Any] = {}
+        whole: dict[str, Any] = {"tables": parts["tables"]}
         for name, attribute in describe.fields(Recipe).items():
             if parts.get(name) is not None:
                 whole[name] = parts[name]
@@ -266,7 +272,7 @@ class _Conversion:
 
 def _recipe(parts: Mapping[str, Any]) -> Recipe:
     """The recipe with these parts, by key."""
-    return Recipe(**{describe.fields(Recipe)[key].name: part for key, part in parts.items()})
+    return Recipe(**{"async_" if key == "async" else key: part for key, part in parts.items()})
 
 
 def _tables_below(path: str, tp: object) -> dict[str, type]:

@@ -21,6 +21,7 @@ def dump_toml(recipe: Recipe, chosen: Mapping[str, str] | None = None, observers
     observers that are neither named by the recipe nor in `observers`, the names of all in use.
     """
     table = masked_table(_table(recipe, chosen or {}))
+    table |= table.pop("tables")
     table["sinks"] = masked_table(_several(recipe.sinks, recipe.sinks.names or ()))
     table["observers"] = masked_table(_several(recipe.observers, {*recipe.observers.names, *observers}))
     if recipe.data.evaluation is None:  # nothing heeds these keys, so that a recipe may not have them

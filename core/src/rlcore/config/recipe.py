@@ -4,6 +4,7 @@ The sections of the model, of data, and those that choose plugins have modules o
 """
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias
 
 from attrs import field, frozen
@@ -26,7 +27,7 @@ from rlcore.schema.constraints import (
     at_least,
     between,
 )
-from rlcore.schema.describe import WORDS
+from rlcore.schema.describe import NO_KEY, WORDS
 from rlcore.spi import ClusterConfig, LoraSpec, OptimizerSpec, ScheduleSpec
 
 _FOLDER = Constraint(
@@ -309,6 +310,8 @@ class Recipe:
     sinks: SinksConfig = field(factory=SinksConfig)
     observers: ObserversConfig = field(factory=ObserversConfig)
     plugins: PluginsConfig = field(factory=PluginsConfig)
+    tables: Mapping[str, object] = field(factory=dict, metadata={NO_KEY: True})
+    """The tables of observers of the loop that the recipe has, by name, as LoopObserverProvider.config checks them."""
 
     @property
     def evaluates(self) -> bool:

@@ -49,7 +49,7 @@ OWN_METRICS = frozenset(
 """Names in metrics.jsonl that no plugin's metric may have."""
 OWN_PREFIXES = (
     *("async/", "checkpoint_eval/", "data/", "environment/", "eval/", "generation/"),
-    *("memory/", "refit/", "reward/", "speculative/", "time/"),
+    *("memory/", "receipts/", "refit/", "reward/", "speculative/", "time/"),
 )
 
 RecordT = TypeVar("RecordT")

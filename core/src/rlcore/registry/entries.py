@@ -10,10 +10,10 @@ from attrs import evolve, fields_dict, frozen
 
 from rlcore.registry.module_source import path_problem
 from rlcore.registry.plugin_errors import fault_of
-from rlcore.registry.provider_checks import DEVICES, OBJECT_PATH, kind_of, spi_mismatch
+from rlcore.registry.provider_checks import DEVICES, OBJECT_PATH, config_problems, kind_of, spi_mismatch
 from rlcore.spi.channels import ChannelProvider, Reach
 from rlcore.spi.data_source import DataSourceProvider, PathKind
-from rlcore.spi.provider import Role
+from rlcore.spi.provider import ROLES, Role
 from rlcore.time_limit import FalseInterruptError, LateError, loading
 
 _LATE_PROBES: list[tuple[object, str]] = []
@@ -93,6 +93,8 @@ class DescribedEntry(InstalledPlugin):
         priority = getattr(self.provider, "priority", 0)
         if type(priority) is not int:
             yield f"priority is {priority!r}; expected an integer"
+        if (config := getattr(self.provider, "config", None)) is not None or self.role in ROLES:
+            yield from config_problems(config)
 
     def paths(self) -> dict[str, str]:
         """Return the paths of the description, by field."""

@@ -83,7 +83,7 @@ def _class_problems(observer: type) -> Iterator[str]:
         yield f"the entry point names {kind_of(observer)}, which {problem}; or name an instance of it"
     config = observer_config(observer)
     if config is not None:
-        yield from _config_problems(config)
+        yield from config_problems(config)
 
 
 def spi_mismatch(spi: object) -> str | None:
@@ -111,7 +111,6 @@ def provider_problems(provider: Provider, name: str, role: Role) -> Iterator[str
         if not callable(value := getattr(provider, name)):
             yield f"{name} is {kind_of(value)}; expected a function {form}"
     yield from _capability_problems(provider.capabilities)
-    yield from _config_problems(provider.config)
     if role == "execution" and isinstance(provider.config, type) and not issubclass(provider.config, ClusterConfig):
         expected = "a class derived from rlcore.spi.ClusterConfig, of keys in [cluster]"
         yield f"config is {kind_of(provider.config)}; expected {expected}"
@@ -140,7 +139,8 @@ def _capability_problems(capabilities: frozenset[str]) -> Iterator[str]:
             yield f"unknown capability {capability!r}{hint}"
 
 
-def _config_problems(config: object) -> Iterator[str]:
+def config_problems(config: object) -> Iterator[str]:
+    """Yield the faults of a class of a table of the recipe."""
     if not isinstance(config, type) or not attrs.has(config):
         yield f"config is {kind_of(config)}; expected a frozen, keyword-only attrs class"
         return

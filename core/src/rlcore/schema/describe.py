@@ -21,13 +21,15 @@ PLURALS: Mapping[object, str] = {bool: "booleans", int: "integers", float: "numb
 
 WORDS = "rlcore.words"
 """Key of a field's metadata: other words that a recipe may write, each with the value that it stands for."""
+NO_KEY = "rlcore.no_key"
+"""Key of the metadata of a field that no recipe sets by its name."""
 
 
 @functools.cache
 def fields(cls: type) -> Mapping[str, "attrs.Attribute[Any]"]:
     """The fields that a recipe may set, by their keys, with their types resolved."""
     attrs.resolve_types(cls)
-    return {key_of(attribute): attribute for attribute in attrs.fields(cls) if attribute.init}
+    return {key_of(one): one for one in attrs.fields(cls) if one.init and NO_KEY not in one.metadata}
 
 
 def key_of(attribute: "attrs.Attribute[Any]") -> str:

@@ -18,7 +18,8 @@ class LoopObserverProvider:
     """The description of one observer of the training loop.
 
     The names `bundles`, `checkpoint_evaluation`, `model_card` and `push_to_hub` stand for keys of a recipe. Only runs whose
-    recipe sets the key have an observer of that name. Every run has each observer of another name.
+    recipe sets the key have an observer of that name. An observer with `config` is one of the runs whose recipe has its table.
+    Every run has each other observer.
     """
 
     name: str
@@ -28,6 +29,9 @@ class LoopObserverProvider:
     observer: str
     """`package.module:function`, called as function(rlcore.run.observers.ObservedRun) before a run's backends are built. It
     returns an rlcore.run.protocols.LoopObserver."""
+    config: type | None = None
+    """Frozen, keyword-only attrs class of the recipe's table `[NAME]`, every field with a docstring beneath it. `recipe.tables`
+    holds the table by name. None where the observer has none."""
     check: str | None = None
     """`package.module:function`, called as function(plan) before a run, with its rlcore.run.plan.run_plan.RunPlan. It returns
     the Problems and Notes of the recipe; None where nothing can be wrong."""

@@ -57,11 +57,11 @@ class LoggedSample:
 
 
 class EvaluationSink(Sink, Protocol):
-    """A sink that also takes the figures of programs that measure checkpoints: any sink with this method."""
+    """A sink that also takes figures that come later: any sink with this method."""
 
     def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take figures of the checkpoint of a step, `checkpoint_eval/NAME` each. They come after those of later steps,
-        since the program runs beside the training; a resumed run may log a step again."""
+        """Take figures of the checkpoint of a step, `checkpoint_eval/NAME` each, or of its receipt, `receipts/NAME`. They come
+        after those of later steps, since they are computed beside the training; a resumed run may log a step again."""
 
 
 class SampleSink(Sink, Protocol):

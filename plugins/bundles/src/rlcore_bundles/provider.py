@@ -1,6 +1,7 @@
-"""The descriptions of the commands on bundles and runs, and of the observer that writes bundles."""
+"""The descriptions of the commands on bundles and runs, and of the observers that write bundles and receipts."""
 
 from rlcore.spi import SPI_VERSION, CommandSpec, LoopObserverProvider
+from rlcore_bundles.receipts.config import ReceiptsConfig
 
 RECORD = CommandSpec(
     name="record",
@@ -23,4 +24,18 @@ DIFF = CommandSpec(
     command="rlcore_bundles.diff_command:diff_command",
     priority=60,
 )
+CERTIFY = CommandSpec(
+    name="certify",
+    spi=SPI_VERSION,
+    help="Write one page: which proofs a run holds.",
+    command="rlcore_bundles.certificate.command:certify_command",
+    priority=59,
+)
 BUNDLES = LoopObserverProvider(name="bundles", spi=SPI_VERSION, observer="rlcore_bundles.observer:BundleObserver")
+RECEIPTS = LoopObserverProvider(
+    name="receipts",
+    spi=SPI_VERSION,
+    observer="rlcore_bundles.receipts.observer:Receipts",
+    config=ReceiptsConfig,
+    check="rlcore_bundles.receipts.rules:section_problems",
+)

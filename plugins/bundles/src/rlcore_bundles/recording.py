@@ -22,7 +22,7 @@ from rlcore_bundles.bundle import Bundle, Prompts, Weights
 from rlcore_bundles.observer import STOP_BEHIND, StepRecorded
 from rlcore_bundles.storage import MODEL, STATE, read_bundle, write_bundle
 
-MEASURED = ("time/", "tokens_per_second", "generated_tokens_per_second", "memory/")
+MEASURED = ("time/", "tokens_per_second", "generated_tokens_per_second", "memory/", "receipts/seconds")
 """Figures that depend on the clock and on the machine."""
 NAME = "run"
 
@@ -142,7 +142,8 @@ def _continue(
     """Run from a checkpoint, or the beginning, up to the step. Return the notes of the run."""
     directory = folder / NAME
     place = [f"run.directory={folder}", f"run.name={NAME}"]
-    plan = prepare(saved.path / "recipe.toml", [*overrides, *place], continues=checkpoint is not None)
+    off = ["receipts.every_n_steps=0"] if "receipts" in saved.recipe else []
+    plan = prepare(saved.path / "recipe.toml", [*overrides, *off, *place], continues=checkpoint is not None)
     require_device(plan)
     if checkpoint is not None:
         directory.mkdir()

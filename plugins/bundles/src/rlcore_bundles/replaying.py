@@ -33,7 +33,18 @@ from rlcore_bundles.bundle import Bundle
 from rlcore_bundles.recorded_groups import Notes, RecordedTrainer
 from rlcore_bundles.storage import MODEL, STATE
 
-DROPPED = ("generator", "refit", "async", "cluster", "sinks", "logging", "evaluation", "checkpoint_evaluation", "observers")
+DROPPED = (
+    "generator",
+    "refit",
+    "async",
+    "cluster",
+    "sinks",
+    "logging",
+    "evaluation",
+    "checkpoint_evaluation",
+    "observers",
+    "receipts",
+)
 """Sections that a replay does not read: it generates nothing, and runs in one process unless the command says otherwise."""
 
 

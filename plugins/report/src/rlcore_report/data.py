@@ -11,6 +11,7 @@ from rlcore.run.storage.saved_run import SavedRun
 from rlcore_report.configurations import differences, flat
 from rlcore_report.curves import bars, curves, evenly, medians, rounded
 from rlcore_report.failures import read_ledger
+from rlcore_report.proofs import proofs
 from rlcore_report.run_state import run_state
 from rlcore_report.samples import readable, spreads
 from rlcore_report.token_pieces import pieces_of
@@ -27,7 +28,7 @@ SECTIONS: Mapping[str, Sequence[str]] = {
     ),
     "Generator and trainer": (
         *("token_mult_prob_error", "generation_kl_error", "importance_ratio", "importance_truncated", "importance_weight_max"),
-        *("sequence_log_ratio", "ratio_max"),
+        *("sequence_log_ratio", "ratio_max", "receipts/trainer_mean", "receipts/generation_mean"),
     ),
     "Speed": (
         "time/total_s",
@@ -75,6 +76,7 @@ def _of_run(run: SavedRun, label: str, max_bytes: int) -> dict[str, Any]:
         "failures": _failures(run.path),
         "samples": readable(run, cutter, max_bytes),
         "no_pieces": reason,
+        "proofs": proofs(run.path),
         "recipe": dict(flat(run.recipe)) | _versions(directory),
     }
 

@@ -9,7 +9,18 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-SCRIPTS = ("dom.js", "scale.js", "chart.js", "time.js", "spread.js", "samples.js", "failures.js", "recipes.js", "main.js")
+SCRIPTS = (
+    "dom.js",
+    "scale.js",
+    "chart.js",
+    "time.js",
+    "spread.js",
+    "samples.js",
+    "failures.js",
+    "recipes.js",
+    "proofs.js",
+    "main.js",
+)
 """In the order in which they use each other."""
 
 NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'"

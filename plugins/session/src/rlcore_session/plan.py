@@ -18,7 +18,10 @@ from rlcore.run.report.progress import Progress
 from rlcore.schema import describe
 from rlcore.spi import Environment, EnvironmentContext
 
-UNUSED = ("algorithm", "environment", "data", "async", "critic", "evaluation", "checkpoint_evaluation", "logging", "sinks")
+UNUSED = (
+    *("algorithm", "environment", "data", "async", "critic", "evaluation", "checkpoint_evaluation", "logging", "sinks"),
+    "receipts",
+)
 """Sections that a session does not read."""
 ROLLOUT = (
     "max_prompt_tokens",

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from multiprocessing.connection import Pipe
 from queue import LifoQueue
 from typing import Any
@@ -77,6 +78,15 @@ class WorkerPool:
         while not idle.empty():
             if (process := idle.get()) is not None:
                 process.kill()
+
+
+def end_calls(pool: WorkerPool, thread: ThreadPoolExecutor, futures: Collection[Future[Any]]) -> None:
+    """End a thread that calls a pool, and the calls of its futures."""
+    thread.shutdown(wait=False, cancel_futures=True)
+    while running := [future for future in futures if not future.done()]:
+        pool.close()  # again, since one of them may have been about to start
+        wait(running, 0.05)
+    pool.close()
 
 
 class _Call:

@@ -18,8 +18,9 @@ FOUND = Problem(path="checkpoint", found="nothing", expected="something")
 class Entry:
     """An installed observer, whose check finds a problem."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, config: type | None = None) -> None:
         self.name = name
+        self.provider = SimpleNamespace(config=config)
 
     def check(self, recipe: object) -> tuple[Problem, ...]:
         return (FOUND,)
@@ -68,6 +69,15 @@ def test_an_observer_is_asked_only_where_its_key_is_set_and_one_without_a_key_al
     assert list(observer_problems(SimpleNamespace(recipe=recipes[""]))) == []
     install(monkeypatch, "disk", *KEYS)
     assert list(observer_problems(SimpleNamespace(recipe=recipes[""]))) == [FOUND]
+
+
+def test_an_observer_with_a_table_is_asked_only_where_the_recipe_has_the_table(
+    recipes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "loop_observers", lambda _: (Entry("disk", CheckpointEvaluationConfig),))
+    assert list(observer_problems(SimpleNamespace(recipe=recipes[""]))) == []
+    with_table = evolve(recipes[""], tables={"disk": CheckpointEvaluationConfig(command=("sh",))})
+    assert list(observer_problems(SimpleNamespace(recipe=with_table))) == [FOUND]
 
 
 def test_a_disabled_observer_is_said_to_be_disabled(recipes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,7 +236,8 @@ KEYS: Mapping[str, tuple[str, Callable[[Recipe], bool]]] = {
 
 def wanted_observers(recipe: Recipe) -> tuple[LoopObserverEntry, ...]:
     """Return the installed observers that a run has. PluginError where one of them is not usable."""
-    return loop_observers([name for name, (_, is_set) in KEYS.items() if not is_set(recipe)])
+    found = loop_observers([name for name, (_, is_set) in KEYS.items() if not is_set(recipe)])
+    return tuple(entry for entry in found if getattr(entry.provider, "config", None) is None or entry.name in recipe.tables)
 
 
 def observer_problems(plan: RunPlan) -> Iterator[Problem | Note]:

@@ -77,6 +77,7 @@ def _plan(recipe: Recipe, registry: Registry, evaluating: bool, continues: bool,
             evaluation=evolve(recipe.evaluation, at_start=True),
             checkpoint=evolve(recipe.checkpoint, model_card=False, push_to_hub=None),  # nothing is exported
             checkpoint_evaluation=None,
+            tables={},  # nothing observes a loop
         )
     device = recipe.run.device if recipe.run.device != "auto" else detect_device()
     plan = choose_plugins(recipe, registry, device, measures_own=evaluating and not continues)

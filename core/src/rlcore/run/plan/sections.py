@@ -8,10 +8,11 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from rlcore.config.convert import CLUSTER, EXECUTION, OBSERVERS, SINKS, convert, selected_options
+from rlcore.config.convert import CLUSTER, EXECUTION, OBSERVERS, SINKS, TABLES, convert, selected_options
 from rlcore.config.load import COMMAND_LINE, RawRecipe
 from rlcore.config.recipe import Recipe
-from rlcore.registry.discovery import Entry, ObserverEntry, Registry, discover
+from rlcore.registry.discovery import Entry, ObserverEntry, Registry, discover, load_group
+from rlcore.registry.run_parts import LoopObserverEntry
 from rlcore.registry.selection import AUTO, select
 from rlcore.registry.states import InstalledT, entries_by_name, named_state, states_of
 from rlcore.schema import describe
@@ -101,7 +102,9 @@ def sections(registry: Registry) -> dict[str, dict[str, type]]:
         for role in ROLES
     }
     observers = entries_by_name(registry.observer_entries)
-    return found | {OBSERVERS: {name: entry.config or NoOptions for name, entry in observers.items()}}
+    of_loop = entries_by_name(load_group(LoopObserverEntry, TABLES))
+    tables = {name: entry.provider.config for name, entry in of_loop.items() if entry.provider and entry.provider.config}
+    return found | {OBSERVERS: {name: entry.config or NoOptions for name, entry in observers.items()}, TABLES: tables}
 
 
 def unchecked(registry: Registry) -> dict[str, dict[str, str]]:

@@ -11,7 +11,7 @@ from rlcore.reading import parse_json, read_bytes
 from rlcore.run.report.timing import STEP_PHASES
 from rlcore.spi import CheckpointError
 
-LATER = "checkpoint_eval/"
+LATER = ("checkpoint_eval/", "receipts/")
 """How the names of figures begin that may come after those of later steps."""
 
 

@@ -10,6 +10,7 @@ reference_logprobs.sqlite  what was computed once for each row of a data set
 model/             the Hugging Face export      *.png              what sinks drew
 logprob_mismatch/      step-000010.parquet, .txt
 bundles/           step-000010/ with all data of a step
+receipts/          step-000010.json of what was computed again, steps.jsonl, refits.jsonl
 logs/              output of backends' own processes
 evaluations/       step-000010/ of a program that measured that checkpoint
 timeline.jsonl     what the driver and the workers did when

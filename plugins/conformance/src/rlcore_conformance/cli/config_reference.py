@@ -7,7 +7,7 @@ from typing import Any, Literal
 import attrs
 import click
 
-from rlcore.config.convert import CLUSTER, EXECUTION, Sections, role_names
+from rlcore.config.convert import CLUSTER, EXECUTION, TABLES, Sections, role_names
 from rlcore.config.recipe import Recipe
 from rlcore.registry.discovery import discover
 from rlcore.run.plan.sections import sections
@@ -64,6 +64,8 @@ def reference(sections: Sections) -> str:
         if name == CLUSTER:
             for execution, cls in sorted(sections.get(EXECUTION, {}).items()):
                 lines.extend(_added_keys(execution, cls))
+    for table, cls in sorted(sections.get(TABLES, {}).items()):
+        lines.extend(_sections(table, cls))
     lines.append(PLUGINS)
     for role in role_names():
         lines.extend(_sections(role, describe.fields(Recipe)[role].type))

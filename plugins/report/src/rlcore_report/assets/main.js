@@ -64,6 +64,7 @@ function show() {
   const counted = runs.filter((run) => run.failures);
   if (counted.length) main.append(...failuresPart(counted));
   if (runs.some((run) => run.samples.length)) main.append(el("h2", {}, "Samples"), samplesPart(runs));
+  if (runs.some((run) => run.proofs.length)) main.append(el("h2", {}, "Bundles and receipts"), proofsPart(runs));
   main.append(recipesPart(runs, data.differences));
   for (const section of data.sections.filter((each) => !each.open)) main.append(closed(section.title, () => curvesPart(section)));
   main.append(el("p", { class: "dim" }, "Written by rlcore report. This file needs no network."));

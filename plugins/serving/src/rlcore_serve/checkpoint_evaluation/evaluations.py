@@ -29,7 +29,7 @@ from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.secrets import child_environment
 from rlcore.spi import EvaluatedRun, StorageError
 from rlcore_serve.checkpoint_evaluation.program import Evaluation, Outcome, evaluate
-from rlcore_workers.pool import WorkerPool
+from rlcore_workers.pool import WorkerPool, end_calls
 from rlcore_workers.process import Ended, Task, ending
 
 RESULT = "result.json"
@@ -138,11 +138,7 @@ class CheckpointEvaluations(LoopObserver):
     def on_close(self) -> None:
         """Kill what is under way; a resumed run does it again."""
         self._closing.set()
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        while running := [future for future in self._under_way.values() if not future.done()]:
-            self._pool.close()  # again, since one of them may have been about to start
-            wait(running, 0.05)
-        self._pool.close()
+        end_calls(self._pool, self._thread, self._under_way.values())
 
     def _add(self, step: int) -> None:
         self._under_way[step] = self._thread.submit(self._evaluate, step)

@@ -1,0 +1,1 @@
+"""The certificate of a run: which proofs its directory holds."""
