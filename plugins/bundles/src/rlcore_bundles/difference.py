@@ -11,8 +11,9 @@ import numpy as np
 from attrs import evolve, frozen
 
 from rlcore.reading import parse_toml
-from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS
-from rlcore.spi.arrays import AnyArray, BoolArray
+from rlcore.run.protocols import CollectedRollouts
+from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS, TurnRewards
+from rlcore.spi.arrays import AnyArray, BoolArray, Int64Array
 from rlcore_bundles.bundle import Bundle, Update
 from rlcore_bundles.recomputed_rewards import Rewards
 from rlcore_bundles.replaying import Replayed
@@ -22,7 +23,9 @@ FACTOR = 8.0
 UNITS_OF_FLOAT32 = 4 * 2.0**-23
 """Share of a number that a few operations in float32 may change."""
 
+PROMPTS, REWARD = "prompt tokens", "reward"
 GENERATOR = "generator's log-probabilities"
+MINIBATCHES = "minibatches"
 Verdict: TypeAlias = Literal["equal", "rounding", "differs", "not compared"]
 
 
@@ -58,7 +61,7 @@ def compare(
 ) -> list[Row]:
     """Compare all quantities of a step. `rewards`: those computed again, or why there are none. `whole`: the replay began with
     the optimizer's state, so that updates behind the first can be compared."""
-    rows = list(_reward_rows(recorded, rewards))
+    rows = list(_episode_rows(recorded, rewards))
     rows.append(_generator_row(recorded, replayed, perturbed))
     bundles = _with_common_names([recorded, replayed.bundle, *(one.bundle for one in perturbed)])
     recorded, own, *others = bundles
@@ -141,22 +144,71 @@ def _row(values: _Values, found: AnyArray, perturbed: Sequence[AnyArray], bound:
     )
 
 
-def _reward_rows(recorded: Bundle, rewards: Rewards | str) -> Iterator[Row]:
+def _episode_rows(recorded: Bundle, rewards: Rewards | str) -> Iterator[Row]:
+    """Yield the rows of the episodes: the tokens of prompts and of what the environment showed, and the rewards."""
     if isinstance(rewards, str):
-        yield Row(quantity="reward", verdict="not compared", reason=rewards)
+        yield Row(quantity=PROMPTS, verdict="not compared", reason=rewards)
+        yield Row(quantity=REWARD, verdict="not compared", reason=rewards)
         return
-    sampled = recorded.sampled
+    sampled, again = recorded.sampled, rewards.samples
     judged = np.flatnonzero(sampled.valid)
+    yield _prompt_row(sampled, rewards, judged.tolist())
+    if len(again.rewards) != len(sampled.rewards):
+        return
 
     def place(index: int) -> str:
-        number = int(judged[index])
-        failure = rewards.failures.get(number)
-        return f"sample {number}" + ("" if failure is None else f" (the environment failed: {failure})")
+        return f"sample {judged[index]}{rewards.remark(int(judged[index]))}"
 
-    pairs = {"reward": (sampled.rewards, rewards.rewards)}
-    pairs |= {f"reward/{name}": (column, rewards.components[name]) for name, column in sampled.reward_components.items()}
+    pairs = {REWARD: (sampled.rewards, rewards.rewards)}
+    pairs |= {
+        f"{REWARD}/{name}": (column, again.reward_components.get(name, np.zeros(len(column), np.float32)))
+        for name, column in sampled.reward_components.items()
+    }
     for name, (before, after) in pairs.items():
         yield _row(_Values(name=name, numbers=before[judged], place=place), after[judged], ())
+    if sampled.turns is not None and again.turns is not None:
+        yield _turn_row(sampled.turns, again.turns, judged)
+
+
+def _prompt_row(sampled: CollectedRollouts, rewards: Rewards, judged: Sequence[int]) -> Row:
+    """The tokens of all valid samples, of which the policy's are the recorded answers."""
+    before, after = sampled.batch, rewards.samples.batch
+    count = int(before.lengths[judged].sum())
+    if before.num_sequences != after.num_sequences:
+        where = f"recorded {before.num_sequences} sequences, replayed {after.num_sequences}"
+        return Row(quantity=PROMPTS, verdict="differs", count=count, where=where)
+    for number in judged:
+        one, other = (batch.tokens[batch.offsets[number] : batch.offsets[number + 1]] for batch in (before, after))
+        if np.array_equal(one, other):
+            continue
+        shared = min(len(one), len(other))
+        place = int(np.flatnonzero(np.append(one[:shared] != other[:shared], True))[0])
+        tokens = [int(row[place]) if place < len(row) else "none" for row in (one, other)]
+        where = (
+            f"sample {number}, token {place}: recorded {tokens[0]}, replayed {tokens[1]}, "
+            f"of {len(one)} and {len(other)}{rewards.remark(number)}"
+        )
+        return Row(quantity=PROMPTS, verdict="differs", count=count, where=where)
+    return Row(quantity=PROMPTS, verdict="equal", count=count)
+
+
+def _turn_row(before: TurnRewards, after: TurnRewards, judged: Int64Array) -> Row:
+    """The rewards of the turns of valid samples."""
+    name = f"{REWARD} of a turn"
+    counts = np.diff(before.offsets)
+    if not np.array_equal(counts[judged], np.diff(after.offsets)[judged]):
+        number = int(judged[np.flatnonzero(counts[judged] != np.diff(after.offsets)[judged])[0]])
+        where = f"sample {number}: recorded {counts[number]} turns, replayed {np.diff(after.offsets)[number]}"
+        return Row(quantity=name, verdict="differs", count=len(before.rewards), where=where)
+    owners = np.repeat(np.arange(len(counts)), counts)
+    kept = np.flatnonzero(np.isin(owners, judged))
+    others = np.flatnonzero(np.isin(np.repeat(np.arange(len(counts)), np.diff(after.offsets)), judged))
+
+    def place(index: int) -> str:
+        owner = int(owners[kept[index]])
+        return f"sample {owner}, turn {kept[index] - before.offsets[owner] + 1}"
+
+    return _row(_Values(name=name, numbers=before.rewards[kept], place=place), after.rewards[others], ())
 
 
 def _generator_row(recorded: Bundle, replayed: Replayed, perturbed: Sequence[Replayed]) -> Row:
@@ -175,7 +227,7 @@ def _set_row(recorded: Bundle, own: Bundle) -> Row:
     """The sequences of the training batch, and those of each update."""
     before = [recorded.trained.offsets, *(one.sequences for one in recorded.updates)]
     after = [own.trained.offsets, *(one.sequences for one in own.updates)]
-    name = "minibatches"
+    name = MINIBATCHES
     if len(before) != len(after):
         where = f"recorded {len(before) - 1} updates, replayed {len(after) - 1}"
         return Row(quantity=name, verdict="differs", count=len(before), where=where)
@@ -217,7 +269,7 @@ def _of_update(update: Update, bundle: Bundle, recorded: Bundle, prefix: str) ->
     if update.gradient_norms is not None:
         yield _named(f"{prefix} gradient of a tensor", update.gradient_norms)
     yield _single(f"{prefix} gradient norm", update.grad_norm)
-    most = parse_toml(recorded.recipe)["optimizer"]["max_grad_norm"]
+    most = parse_toml(bundle.recipe)["optimizer"]["max_grad_norm"]
     yield _single(f"{prefix} clip", min(1.0, most / update.grad_norm) if most and update.grad_norm else 1.0)
     yield _single(f"{prefix} learning rate", update.learning_rate)
     yield _named(f"{prefix} metrics", update.metrics)

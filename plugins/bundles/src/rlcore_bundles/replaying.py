@@ -142,8 +142,7 @@ def plan_of(bundle: Bundle, start: Start, overrides: Sequence[str]) -> RunPlan:
     if plan.recipe.model.path != start.model:
         problem = Problem(path="model.path", found="an override", expected="none", remedy="Name weights with --weights.")
         raise ConfigError([problem])
-    chosen: dict[Role, Entry] = {role: entry for role, entry in plan.chosen.items() if role != "generator"}
-    return evolve(plan, chosen=chosen, channel=None)
+    return plan
 
 
 @frozen(kw_only=True, eq=False)
@@ -158,7 +157,8 @@ class Replayed:
 def replayed(bundle: Bundle, plan: RunPlan, start: Start, *, digests: bool) -> Replayed:
     """Compute a step again from its samples. `digests`: those of the weights behind it are computed too."""
     notes, progress = Notes(), Progress()
-    keeper = Keeper(notes)
+    chosen: dict[Role, Entry] = {role: entry for role, entry in plan.chosen.items() if role != "generator"}
+    keeper, plan = Keeper(notes), evolve(plan, chosen=chosen, channel=None)
     with _backends(plan) as backends:
         if start.state is not None:
             backends.trainer.load_state(LoadStateRequest(directory=start.state))
@@ -172,6 +172,7 @@ def replayed(bundle: Bundle, plan: RunPlan, start: Start, *, digests: bool) -> R
     before = step.sampled.batch.token_columns
     again = evolve(
         bundle,
+        recipe=plan.resolved,
         environment=describe_environment([entry.distribution for entry in plan.chosen.values()])
         | {"device": plan.device, "dtype": dtype_of(plan.recipe, plan.device)},
         scored={name: one for name, one in step.scored.batch.token_columns.items() if before.get(name) is not one},
