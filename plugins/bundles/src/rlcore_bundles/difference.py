@@ -57,26 +57,35 @@ class _Values:
 
 
 def compare(
-    recorded: Bundle, replayed: Replayed, perturbed: Sequence[Replayed], rewards: Rewards | str, *, whole: bool
+    recorded: Bundle,
+    replayed: Replayed,
+    perturbed: Sequence[Replayed],
+    rewards: Rewards | str,
+    *,
+    whole: bool,
+    unperturbed: Replayed | None = None,
 ) -> list[Row]:
     """Compare all quantities of a step. `rewards`: those computed again, or why there are none. `whole`: the replay began with
-    the optimizer's state, so that updates behind the first can be compared."""
+    the optimizer's state, so that updates behind the first can be compared. `unperturbed` is the replay whose weights were
+    perturbed, where that is not `replayed`."""
+    base = unperturbed or replayed
     rows = list(_episode_rows(recorded, rewards))
-    rows.append(_generator_row(recorded, replayed, perturbed))
-    bundles = _with_common_names([recorded, replayed.bundle, *(one.bundle for one in perturbed)])
-    recorded, own, *others = bundles
+    rows.append(_generator_row(recorded, replayed, base, perturbed))
+    bundles = _with_common_names([recorded, replayed.bundle, base.bundle, *(one.bundle for one in perturbed)])
+    recorded, own, start, *others = bundles
     rows.append(_set_row(recorded, own))
     if rows[-1].verdict == "differs":
         return rows
-    every = [dict(_quantities(one, recorded)) for one in (recorded, own, *others)]
-    first, second, *rest = every
+    every = [dict(_quantities(one, recorded)) for one in (recorded, own, start, *others)]
+    first, second, middle, *rest = every
     for name, values in first.items():
         if not whole and name.startswith("update ") and not name.startswith("update 1:"):
             rows.append(Row(quantity=name, verdict="not compared", reason="the optimizer's state is not in the bundle"))
         elif name not in second:
             rows.append(Row(quantity=name, verdict="not compared", reason="the replay's trainer does not return it"))
         else:
-            rows.append(_row(values, second[name].numbers, [one[name].numbers for one in rest if name in one]))
+            moved = [one[name].numbers for one in rest if name in one]
+            rows.append(_row(values, second[name].numbers, _bound(middle.get(name), moved)))
     chain = [row for row in rows if row.quantity != GENERATOR]
     rows.append(_digest_row(recorded, own, whole, any(row.verdict == "rounding" for row in chain)))
     return rows
@@ -113,7 +122,16 @@ def first_difference(rows: Sequence[Row]) -> Row | None:
     return next((row for row in rows if row.verdict == "differs"), None)
 
 
-def _row(values: _Values, found: AnyArray, perturbed: Sequence[AnyArray], bound: float | None = None) -> Row:
+def _bound(unperturbed: _Values | None, perturbed: Sequence[AnyArray]) -> float:
+    """How far rounding moves the numbers of a quantity."""
+    if unperturbed is None:
+        return 0.0
+    before = unperturbed.numbers.astype(np.float64)
+    moved = [float(np.nanmax(np.abs(one - before), initial=0.0)) for one in perturbed if len(one) == len(before)]
+    return FACTOR * max(moved, default=0.0)
+
+
+def _row(values: _Values, found: AnyArray, bound: float = 0.0) -> Row:
     """The comparison of the numbers of a quantity."""
     numbers = values.numbers.astype(np.float64)
     found = found.astype(np.float64)
@@ -126,9 +144,6 @@ def _row(values: _Values, found: AnyArray, perturbed: Sequence[AnyArray], bound:
         differences = np.where(numbers == found, 0.0, np.abs(numbers - found))
     differences = np.where(np.isnan(numbers) & np.isnan(found), 0.0, differences)
     differences = np.where(np.isnan(differences), np.inf, differences)
-    if bound is None:
-        moved = [float(np.nanmax(np.abs(one - found), initial=0.0)) for one in perturbed if len(one) == len(found)]
-        bound = FACTOR * max(moved, default=0.0)
     bounds = bound + UNITS_OF_FLOAT32 * np.nan_to_num(np.maximum(np.abs(numbers), np.abs(found)), posinf=0.0)
     beyond = differences > bounds
     worst = int(np.where(beyond, differences, -1.0).argmax() if beyond.any() else differences.argmax())
@@ -165,7 +180,7 @@ def _episode_rows(recorded: Bundle, rewards: Rewards | str) -> Iterator[Row]:
         for name, column in sampled.reward_components.items()
     }
     for name, (before, after) in pairs.items():
-        yield _row(_Values(name=name, numbers=before[judged], place=place), after[judged], ())
+        yield _row(_Values(name=name, numbers=before[judged], place=place), after[judged])
     if sampled.turns is not None and again.turns is not None:
         yield _turn_row(sampled.turns, again.turns, judged)
 
@@ -208,19 +223,18 @@ def _turn_row(before: TurnRewards, after: TurnRewards, judged: Int64Array) -> Ro
         owner = int(owners[kept[index]])
         return f"sample {owner}, turn {kept[index] - before.offsets[owner] + 1}"
 
-    return _row(_Values(name=name, numbers=before.rewards[kept], place=place), after.rewards[others], ())
+    return _row(_Values(name=name, numbers=before.rewards[kept], place=place), after.rewards[others])
 
 
-def _generator_row(recorded: Bundle, replayed: Replayed, perturbed: Sequence[Replayed]) -> Row:
-    """The generator's log-probabilities of tokens that the weights of the step sampled, beside the trainer's."""
-    name = GENERATOR
+def _generator_row(recorded: Bundle, replayed: Replayed, base: Replayed, perturbed: Sequence[Replayed]) -> Row:
+    """The generator's log-probabilities beside the trainer's, of tokens whose weights were there."""
     batch = recorded.sampled.batch
-    mask = batch.loss_mask & (batch.token_columns[WEIGHT_VERSIONS] == recorded.weight_version)
-    values = _Values(
-        name=name, numbers=batch.token_columns[GENERATION_LOGPROBS][mask], place=_token_place(recorded.sampled.batch, mask)
-    )
-    others = [one.start_logprobs[mask] for one in perturbed]
-    return _row(values, replayed.start_logprobs[mask], others)
+    mask = batch.loss_mask & np.isin(batch.token_columns[WEIGHT_VERSIONS], sorted(replayed.versions))
+    place = _token_place(batch, mask)
+    values = _Values(name=GENERATOR, numbers=batch.token_columns[GENERATION_LOGPROBS][mask], place=place)
+    start = _Values(name=GENERATOR, numbers=base.start_logprobs[batch.loss_mask], place=place)
+    bound = _bound(start, [one.start_logprobs[batch.loss_mask] for one in perturbed])
+    return _row(values, replayed.sampled_logprobs[mask], bound)
 
 
 def _set_row(recorded: Bundle, own: Bundle) -> Row:

@@ -23,4 +23,11 @@ DIFF = CommandSpec(
     command="rlcore_bundles.diff_command:diff_command",
     priority=60,
 )
+BISECT = CommandSpec(
+    name="bisect",
+    spi=SPI_VERSION,
+    help="Name the component that brings the difference of two steps.",
+    command="rlcore_bundles.bisect_command:bisect_command",
+    priority=59,
+)
 BUNDLES = LoopObserverProvider(name="bundles", spi=SPI_VERSION, observer="rlcore_bundles.observer:BundleObserver")
