@@ -43,10 +43,11 @@ def run_of(recipe_of: Callable[..., Any], tmp_path_factory: pytest.TempPathFacto
         for layer in layers:
             _merge(recipe, layer, str(folder))
         key = repr({name: section for name, section in recipe.items() if name != "run"})
-        if len(layers) > 1 or key not in kept:
-            run = rlcore.train(recipe, progress="silent")
-            kept[key] = read_bundle(run.path / "bundles" / f"step-{STEP:06d}")
-        return kept[key]
+        if len(layers) == 1 and key in kept:
+            return kept[key]
+        run = rlcore.train(recipe, progress="silent")
+        bundle = read_bundle(run.path / "bundles" / f"step-{STEP:06d}")
+        return kept.setdefault(key, bundle) if len(layers) == 1 else bundle
 
     return make
 
@@ -163,4 +164,4 @@ def test_the_smallest_set_is_found_in_few_trials(names: list[str], guilty: set[i
     assert set(smallest_set(names, brings)) == wanted
     assert len(asked) == len(set(asked))
     if len(wanted) == 1:
-        assert len(asked) <= 5
+        assert len(asked) <= 6

@@ -176,12 +176,12 @@ FAULTS = {
     "weight decay": Fault(
         expected=("optimizer",), quantity="update 2: log-probabilities", bad={"optimizer": {"weight_decay": 0.5}}
     ),
-    "a trainer that was patched": Fault(expected=("trainer",), quantity="update 2: log-probabilities", plant=_gradients),
+    "a trainer that was patched": Fault(expected=("trainer",), quantity="weights behind the step", plant=_gradients),
     "packed sequences that see each other": Fault(
         expected=("packing",), quantity="generator's log-probabilities", plant=_leaking, stays=True
     ),
     "a wrong kernel of attention": Fault(
-        expected=("attention kernel",), quantity="update 1: log-probabilities", plant=_kernel, stays=True
+        expected=("attention kernel",), quantity="generator's log-probabilities", plant=_kernel, stays=True
     ),
     "the head in another dtype": Fault(
         expected=("dtype of the head",),

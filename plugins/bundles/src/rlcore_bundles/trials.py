@@ -50,11 +50,13 @@ class Outcome:
         return next((row for row in self.rows if _differs(row, exact)), None)
 
     def agrees_up_to(self, quantity: str, *, exact: bool) -> bool:
-        """Return whether a quantity and all before it are those of the bundle."""
+        """Return whether a quantity and all before it are those of the bundle. The generator, another engine than the trainer,
+        counts only where it is asked for."""
         names = [row.quantity for row in self.rows]
         if quantity not in names:
             return False
-        return not any(_differs(row, exact) for row in self.rows[: names.index(quantity) + 1])
+        rows = self.rows[: names.index(quantity) + 1]
+        return not any(_differs(row, exact) for row in rows if quantity == GENERATOR or row.quantity != GENERATOR)
 
 
 def _differs(row: Row, exact: bool) -> bool:
@@ -108,6 +110,8 @@ class Trials:
             else:
                 made = _computed_by(python, self.bundle, settings, start)
         except (RlcoreError, RuntimeError, ValueError, IndexError, KeyError) as error:
+            if python is not None and not isinstance(error, WorkerError):
+                raise
             lines = str(error).splitlines() or [type(error).__name__]
             return Outcome(rows=[Row(quantity=START, verdict="differs", where=lines[-1].strip(" -"))], versions={})
         whole = start.state is not None or self.bundle.weight_version == 0

@@ -42,8 +42,8 @@ USUAL = {
     GRADIENT: "trainer",
     CLIP: "trainer",
     METRICS: "loss",
-    RATE: "optimizer",
-    WEIGHTS: "optimizer",
+    RATE: "trainer",
+    WEIGHTS: "trainer",
 }
 """The component of each quantity, where nothing says more: by the beginning of the quantity's own name."""
 ONE_EACH = {"training.max_tokens_per_microbatch": 1}
