@@ -85,7 +85,9 @@ def with_tools(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp("tools")
     recipe = _recipe(folder, {"name": "calculator", "calculator": {"call_reward": 0.25}})
     recipe["data"] = {"train": {"source": "environment"}}
-    recipe["model"]["chat_template"] = "{% for tool in tools or [] %}{{ tool['function']['name'] }}\n{% endfor %}" + CHAT_TEMPLATE
+    recipe["model"]["chat_template"] = (
+        "{% for tool in tools or [] %}{{ tool['function']['name'] }}\n{% endfor %}" + CHAT_TEMPLATE
+    )
     recipe["rollout"] |= {"max_turns": 3, "tool_parser": "hermes"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InProcessGenerator, "stream", _scripted)

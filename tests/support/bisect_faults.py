@@ -189,7 +189,5 @@ FAULTS = {
         both={"model": {"dtype": "bfloat16"}},
         plant=_head_in_float32,
     ),
-    "another dtype": Fault(
-        expected=("dtype",), quantity="update 1: log-probabilities", bad={"model": {"dtype": "bfloat16"}}
-    ),
+    "another dtype": Fault(expected=("dtype",), quantity="update 1: log-probabilities", bad={"model": {"dtype": "bfloat16"}}),
 }

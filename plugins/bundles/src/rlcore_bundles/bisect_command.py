@@ -36,8 +36,8 @@ FOLDER = click.Path(path_type=Path)
 def bisect_command(good: Path, bad: Path, step: int | None, pythons: Sequence[Path], as_json: bool) -> None:
     """Name the component that brings the difference of two steps.
 
-    GOOD and BAD are bundles or run directories. At most ten replays swap components: trainer, kernels, dtypes, packing, packages,
-    environment, reward, chat template, options of the algorithm. The exit code is 1 where the two differ.
+    GOOD and BAD are bundles or run directories. At most ten replays swap components: trainer, kernels, dtypes, packing,
+    packages, environment, reward, chat template, options of the algorithm. The exit code is 1 where the two differ.
     """
 
     def tell(text: str) -> None:
@@ -86,7 +86,7 @@ def _of_run(run: Path, step: int, folder: Path, tell: Callable[[str], None]) -> 
             return bundle
     found = record(run, step, folder, weights="state", tell=tell)
     if found.differing:
-        tell(f"step {step} of {run} is not repeated here in {len(found.differing)} figures: what a bundle of it would show is lost")
+        tell(f"step {step} of {run} is not repeated here in {len(found.differing)} figures: its bundle shows this installation")
     return read_bundle(folder)
 
 
@@ -111,6 +111,6 @@ def lines_of(found: Bisection) -> Iterator[str]:
         yield f"  {found.remark}"
     left = [one for one in found.others if one not in found.lines]
     if left:
-        yield "Also different, and not the cause:"
+        yield "Also different, without bringing it:"
         yield from (f"  {one}" for one in left)
     yield f"{len(found.replays)} replays"

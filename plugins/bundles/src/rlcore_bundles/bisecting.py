@@ -48,7 +48,7 @@ def bisect(
         return from_undeclared(search, trials, own, row, evidence)
     if own.first(exact=True) is None and (row := base.first(exact=True)) is not None:
         return _declared(search, trials, changes, row, evidence, exact=True)
-    if (row := own.first(exact=True)) is not None and (found := probed(search, trials, row, evidence, exact=True)):
+    if (row := own.first(exact=True)) is not None and (found := probed(trials, row, evidence, exact=True)):
         return found
     try:
         return of_good_step(search, evidence) or from_inputs(good, bad, evidence)
@@ -81,9 +81,7 @@ def _declared(
 def _evidence(search: Swaps, changes: Sequence[Change]) -> Evidence:
     good, bad = search.good, search.bad
     recipes = [parse_toml(side.bundle.recipe) for side in (good, bad)]
-    generating = [
-        {key: value for key, value in leaves(recipe) if key.partition(".")[0] in GENERATES} for recipe in recipes
-    ]
+    generating = [{key: value for key, value in leaves(recipe) if key.partition(".")[0] in GENERATES} for recipe in recipes]
     of_generator = [line for one in changes_of(*generating) for line in one.lines(*generating)]
     found = [line for change in changes for line in change.lines(good.settings, bad.settings)] + of_generator
     before, after = (side.bundle.environment["distributions"] for side in (good, bad))

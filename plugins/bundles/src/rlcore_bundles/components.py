@@ -48,7 +48,9 @@ COMPONENTS = (
     Component(name="dtype", keys=("model.dtype",), shows_in=FORWARD),
     Component(name="model", keys=("model.*",), shows_in=(START, *FORWARD, PROMPTS, REWARD)),
     Component(name="reward", keys=("environment.function.*", "environment.judge.*"), shows_in=(REWARD,)),
-    Component(name="environment", keys=("environment.*", "rollout.max_turn*", "rollout.tool_parser"), shows_in=(PROMPTS, REWARD)),
+    Component(
+        name="environment", keys=("environment.*", "rollout.max_turn*", "rollout.tool_parser"), shows_in=(PROMPTS, REWARD)
+    ),
     Component(name="temperature", keys=("rollout.temperature",), shows_in=FORWARD),
     Component(name="sampling", keys=("rollout.top_*", "rollout.accept_truncation_bias", "rollout.stop_*"), shows_in=FORWARD),
     Component(name="limits of length", keys=("rollout.*",), shows_in=(PROMPTS, REWARD, "advantages")),
@@ -67,7 +69,9 @@ COMPONENTS = (
     Component(name="learning rate", keys=("optimizer.learning_rate", "schedule.*", "run.num_steps"), shows_in=(RATE, WEIGHTS)),
     Component(name="optimizer", keys=("optimizer.*",), shows_in=(WEIGHTS, RATE)),
     Component(name="clip bounds", keys=("algorithm.*.clip_*", "algorithm.*.dual_clip"), shows_in=OF_LOSS),
-    Component(name="loss denominator", keys=("algorithm.*.loss_normalisation", "algorithm.*.constant_length"), shows_in=OF_LOSS),
+    Component(
+        name="loss denominator", keys=("algorithm.*.loss_normalisation", "algorithm.*.constant_length"), shows_in=OF_LOSS
+    ),
     Component(name="KL weight", keys=("algorithm.*.kl_*",), shows_in=(REFERENCE, *OF_LOSS, "advantages")),
     Component(name="advantages", keys=("algorithm.*.advantage_*", "algorithm.*.reward_*"), shows_in=("advantages",)),
     Component(name="advantages", keys=("algorithm.*.length_penalty*", "algorithm.*.gae*"), shows_in=("advantages",)),

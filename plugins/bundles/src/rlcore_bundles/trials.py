@@ -18,7 +18,7 @@ from rlcore.spi import ConfigError, Problem, RlcoreError, WorkerError
 from rlcore_bundles.bundle import Bundle
 from rlcore_bundles.components import START, nested, trainer_name
 from rlcore_bundles.difference import GENERATOR, Row, compare
-from rlcore_bundles.perturbed import coarser, perturbed_start
+from rlcore_bundles.perturbed import perturbed_start
 from rlcore_bundles.recomputed_rewards import Rewards, reason_to_skip, recomputed_rewards
 from rlcore_bundles.replaying import Replayed, Start, plan_of, replayed
 from rlcore_bundles.storage import read_bundle, write_bundle
@@ -190,19 +190,18 @@ def _read(folder: Path) -> Computed:
     rewards: Rewards | str = said["reason"]
     if not said["reason"]:
         rewards = Rewards(samples=made.sampled, failures={int(key): text for key, text in said["failures"].items()})
-    again = Replayed(
-        bundle=made, start_logprobs=logprobs, sampled_logprobs=logprobs, versions=frozenset([made.weight_version])
-    )
+    again = Replayed(bundle=made, start_logprobs=logprobs, sampled_logprobs=logprobs, versions=frozenset([made.weight_version]))
     return Computed(replayed=again, rewards=rewards, versions=said["versions"])
 
 
 def _main(folder: Path) -> None:
     """The other interpreter's side."""
     asked = json.loads((folder / "trial.json").read_text())
-    places = {key: Path(value) if value and key != "model" else value for key, value in asked["start"].items()}
+    model, adapters, state = (asked["start"][name] for name in ("model", "adapters", "state"))
+    start = Start(model=model, adapters=adapters and Path(adapters), state=state and Path(state))
     bundle = read_bundle(folder / "bundle")
     try:
-        made = computed(bundle, asked["settings"], Start(**places))
+        made = computed(bundle, asked["settings"], start)
     except RlcoreError as error:
         (folder / "versions.json").write_text(json.dumps({"error": str(error)}))
         return

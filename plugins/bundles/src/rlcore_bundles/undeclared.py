@@ -67,11 +67,10 @@ def from_undeclared(
         if files:
             lines = [f"{key}: the file is not the same in the two runs, or has changed since" for key in files]
             return evidence.found(sorted(set(files.values())), "file", first, lines)
-        if first.quantity == GENERATOR and _trainers_row(own) is None:
+        if first.quantity == GENERATOR and _trainers_row(own) is None and not of_good:
             # The trainer repeats itself. Whether it or the generator is wrong, the good step says.
-            if not of_good:
-                return of_good_step(search, evidence) or _of_generator(search, trials, first, evidence)
-        if (found := probed(search, trials, first, evidence, exact=False)) is not None:
+            return of_good_step(search, evidence) or _of_generator(search, trials, first, evidence)
+        if (found := probed(trials, first, evidence, exact=False)) is not None:
             return found
     except OutOfReplaysError:
         pass
@@ -90,11 +89,11 @@ def of_good_step(search: Swaps, evidence: Evidence) -> Bisection | None:
         is_known = row.quantity != GENERATOR or found.remark.startswith(REPEATED) or _trainers_row(own) is not None
         return found if is_known else None
     if (row := own.first(exact=True)) is not None:
-        return probed(search, trials, row, evidence, exact=True)
+        return probed(trials, row, evidence, exact=True)
     return None
 
 
-def probed(search: Swaps, trials: Trials, first: Row, evidence: Evidence, *, exact: bool) -> Bisection | None:
+def probed(trials: Trials, first: Row, evidence: Evidence, *, exact: bool) -> Bisection | None:
     """The result for a way to compute that repeats a step; None where none does, or where no way of it decides the quantity."""
     own = first.quantity.rpartition(": ")[2]
     if not any(own.startswith(kind) for kind in (*FORWARD, LOSS, GRADIENT, METRICS)):
@@ -116,9 +115,7 @@ def probed(search: Swaps, trials: Trials, first: Row, evidence: Evidence, *, exa
     return None
 
 
-def _by_package(
-    trials: Trials, python: Path, own: Outcome, first: Row, evidence: Evidence, side: str
-) -> Bisection | None:
+def _by_package(trials: Trials, python: Path, own: Outcome, first: Row, evidence: Evidence, side: str) -> Bisection | None:
     """The result where an interpreter of another environment repeats the step."""
     there = trials.run(f"the {side} step by {python}", python=python)
     if not there.agrees_up_to(first.quantity, exact=False):

@@ -39,7 +39,7 @@ ScaledLogits: TypeAlias = Callable[[Tensor, Tensor, float], Tensor]
 
 Tokens: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int32 | np.int64]]"
 HEAD_IN_FLOAT32: ContextVar[bool] = ContextVar("HEAD_IN_FLOAT32", default=False)
-"""True where the head's product is taken in float32 whatever the model's dtype: replays measure with it what that dtype does."""
+"""True where the head's product is taken in float32, whatever the model's dtype: a replay measures so what the dtype does."""
 WORTHWHILE = 0.95
 """Rows by tokens up to which beginnings are shared: gathering costs a little as well."""
 
