@@ -102,6 +102,24 @@ def test_another_version_of_a_package_is_found_in_its_environment(
     assert bisect(good, bad).components == ["trainer"]
 
 
+@pytest.mark.wide
+def test_another_layout_is_named(run_of: Callable[..., Bundle], tmp_path: Path) -> None:
+    good = run_of(tmp_path, {})
+    layout = {"cluster": {"gpus_per_node": 2}, "trainer": {"name": "fsdp2", "fsdp2": {"tensor_parallel": 2}}}
+    found = bisect(good, run_of(tmp_path, {}, layout))
+    assert (list(found.components), found.is_rounding) == (["layout"], True), found
+
+
+def test_another_version_of_a_package_is_a_hint(run_of: Callable[..., Bundle], tmp_path: Path) -> None:
+    bundle = run_of(tmp_path, {})
+    distributions: Any = bundle.environment["distributions"]
+    environment = {**bundle.environment, "distributions": {**distributions, "numpy": "1.0"}}
+    first = evolve(bundle.updates[0], grad_norm=bundle.updates[0].grad_norm * 1.1)
+    found = bisect(bundle, evolve(bundle, environment=environment, updates=[first, *bundle.updates[1:]]))
+    assert (list(found.components), found.quantity) == (["trainer"], "update 1: gradient norm")
+    assert found.lines[0].startswith("numpy 1.0 in the bad run; here ")
+
+
 def test_an_interpreter_without_the_package_is_refused(run_of: Callable[..., Bundle], tmp_path: Path) -> None:
     bundle = run_of(tmp_path, {})
     rewards = bundle.sampled.rewards + 1

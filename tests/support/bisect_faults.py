@@ -190,4 +190,13 @@ FAULTS = {
         plant=_head_in_float32,
     ),
     "another dtype": Fault(expected=("dtype",), quantity="update 1: log-probabilities", bad={"model": {"dtype": "bfloat16"}}),
+    "fp8": Fault(
+        expected=("fp8",),
+        quantity="update 1: log-probabilities",
+        both={"trainer": {"name": "fsdp2"}},
+        bad={"trainer": {"fsdp2": {"fp8": True}}},
+    ),
+    "another trainer": Fault(
+        expected=("trainer",), quantity="update 1: gradient of a tensor", bad={"trainer": {"name": "megatron"}}
+    ),
 }

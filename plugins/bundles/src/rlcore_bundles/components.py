@@ -110,8 +110,10 @@ class Change:
     keys: tuple[str, ...]
 
     def lines(self, good: Mapping[str, Any], bad: Mapping[str, Any]) -> list[str]:
-        """Each key with its values in the good and in the bad recipe, given as tables of dotted keys."""
-        return [f"{key} = {_shown(bad.get(key))}; in the good one {_shown(good.get(key))}" for key in self.keys]
+        """Each key with its values in the good and in the bad recipe, given as tables of dotted keys. Of another
+        plugin it is the name alone."""
+        keys = [key for key in self.keys if key in WHOLE] or self.keys
+        return [f"{key} = {_shown(bad.get(key))}; in the good one {_shown(good.get(key))}" for key in keys]
 
 
 def trainer_settings(bundle: Bundle, trainers: Sequence[str]) -> dict[str, Any]:
@@ -125,6 +127,18 @@ def trainer_settings(bundle: Bundle, trainers: Sequence[str]) -> dict[str, Any]:
         kept = {key: value for key, value in own if not any(fnmatchcase(key, one) for one in LAYOUT)}
         settings |= {"trainer.name": name} | {f"trainer.{name}.{key}": value for key, value in kept.items()}
     return {key: value for key, value in settings.items() if key != "model.path" and not key.startswith("data.")}
+
+
+def layout_settings(bundle: Bundle) -> dict[str, Any]:
+    """The keys of a bundle's ranks on one machine, as dotted keys; none where its trainer had one rank, or several machines."""
+    recipe = parse_toml(bundle.recipe)
+    cluster, name = recipe.get("cluster"), trainer_name(bundle)
+    if cluster is None or cluster["nodes"] > 1:
+        return {}
+    ranks = cluster["gpus_per_node"] - cluster["generator_gpus_per_node"] - cluster["reference_gpus_per_node"]
+    own = leaves(recipe["trainer"].get(name, {}))
+    kept = {f"trainer.{name}.{key}": value for key, value in own if any(fnmatchcase(key, one) for one in LAYOUT)}
+    return {} if ranks < 2 else {**kept, "trainer.name": name, "cluster.gpus_per_node": ranks}
 
 
 def trainer_name(bundle: Bundle) -> str:

@@ -27,6 +27,9 @@ Probe: TypeAlias = Literal["", "attention kernel", "dtype of the head"]
 """What a replay computes otherwise than the trainer would: nothing; attention by torch's plain kernel; or the product with the
 head in float32."""
 
+LOGPROBS = "logprobs.float32"
+"""The file of another interpreter's log-probabilities."""
+
 
 @frozen(kw_only=True, eq=False)
 class Computed:
@@ -186,7 +189,7 @@ def _read(folder: Path) -> Computed:
     if "error" in said:
         raise WorkerError(said["error"])
     made = read_bundle(folder / "made")
-    logprobs = np.load(folder / "logprobs.npy")
+    logprobs = np.frombuffer((folder / LOGPROBS).read_bytes(), np.float32)
     rewards: Rewards | str = said["reason"]
     if not said["reason"]:
         rewards = Rewards(samples=made.sampled, failures={int(key): text for key, text in said["failures"].items()})
@@ -208,7 +211,7 @@ def _main(folder: Path) -> None:
     skipped = isinstance(made.rewards, str)
     sampled = bundle.sampled if isinstance(made.rewards, str) else made.rewards.samples
     write_bundle(evolve(made.replayed.bundle, sampled=sampled, weights="none"), folder / "made")
-    np.save(folder / "logprobs.npy", made.replayed.start_logprobs)
+    (folder / LOGPROBS).write_bytes(made.replayed.start_logprobs.tobytes())
     said = {
         "reason": made.rewards if skipped else "",
         "failures": {} if isinstance(made.rewards, str) else {str(key): one for key, one in made.rewards.failures.items()},

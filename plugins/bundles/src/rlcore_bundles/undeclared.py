@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from rlcore_bundles.components import (
     REFERENCE,
     WEIGHTS,
     can_show_in,
+    layout_settings,
     nested,
 )
 from rlcore_bundles.difference import GENERATOR, MINIBATCHES, PROMPTS, REWARD, Row
@@ -76,7 +78,7 @@ def from_undeclared(
         pass
     name = _usual(_trainers_row(own) or first)
     remark = f"The {side} run computed it otherwise than this installation does with the same settings."
-    return evidence.found([name], "not in the recipe", first, (), remark=remark)
+    return evidence.found([name], "not in the recipe", first, _other_versions(trials, own, side), remark=remark)
 
 
 def of_good_step(search: Swaps, evidence: Evidence) -> Bisection | None:
@@ -103,6 +105,9 @@ def probed(trials: Trials, first: Row, evidence: Evidence, *, exact: bool) -> Bi
         ("attention kernel", "torch's plain attention", lambda what: trials.run(what, probe="attention kernel")),
         ("dtype of the head", "the head in float32", lambda what: trials.run(what, probe="dtype of the head")),
     ]
+    if layout := layout_settings(trials.bundle):
+        ranks = f"the {layout['cluster.gpus_per_node']} ranks of its run"
+        ways.insert(0, ("layout", ranks, lambda what: trials.run(what, {**trials.settings, **layout})))
     if not exact and (other := _other_trainer(trials)) is not None:
         ways.append(("trainer", f"the trainer {other}", lambda what: trials.run(what, _by_trainer(trials, other))))
     try:
@@ -167,6 +172,13 @@ def _temperature(search: Swaps, trials: Trials, first: Row) -> float | None:
 def _trainers_row(own: Outcome) -> Row | None:
     """The first row of an update that differs, where the generator's differs before it."""
     return next((row for row in own.rows if row.verdict == "differs" and row.quantity != GENERATOR), None)
+
+
+def _other_versions(trials: Trials, own: Outcome, side: str) -> list[str]:
+    """Packages of which the run had another version than this environment has."""
+    there: Any = trials.bundle.environment["distributions"]
+    names = [name for name in sorted(there.keys() & own.versions.keys()) if there[name] != own.versions[name]]
+    return [f"{name} {there[name]} in the {side} run; here {own.versions[name]}: try it with --python" for name in names]
 
 
 def _usual(row: Row) -> str:
