@@ -23,6 +23,7 @@ TRIED = {
     "phase_memory.py",
     "real_model.py",
     "refit.py",
+    "replay.py",
     "residency.py",
     "train_step.py",
 }
@@ -49,6 +50,13 @@ def test_cpu_step(script: Script) -> None:
     found = rows(output, "rlcore  ", "bare  ")
     assert all(float(figure) > 0 for figures in found.values() for figure in figures[:2])
     assert "rlcore by phase: total" in output
+
+
+@pytest.mark.wide
+def test_replay(script: Script) -> None:
+    found = rows(script("replay.py", "--quick"), "run ", "replay ", "replay without rewards ")
+    assert all(float(figures[0]) > 0 and float(figures[1]) > 0.1 for figures in found.values())
+    assert found["replay "][2] == "0"
 
 
 def test_balancing(script: Script) -> None:

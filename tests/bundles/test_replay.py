@@ -10,9 +10,11 @@ from attrs import evolve
 from click.testing import CliRunner
 
 import rlcore
+from rlcore.cli.main import cli
 from rlcore.spi import ConfigError, ModelError
 from rlcore_bundles.bundle import Bundle
 from rlcore_bundles.difference import compare, first_difference
+from rlcore_bundles.layout import layout_overrides
 from rlcore_bundles.perturbed import perturbed_start
 from rlcore_bundles.recomputed_rewards import Rewards, recomputed_rewards
 from rlcore_bundles.replay import replay
@@ -194,6 +196,66 @@ def test_samples_of_older_weights_are_replayed(recipe_of: Callable[..., Any], tm
     rows = replay(bundle).rows
     assert first_difference(rows) is None, rows
     assert {row.verdict for row in rows if row.quantity.startswith("update 2:")} == {"equal"}
+
+
+def test_tokens_of_older_weights_are_compared_where_these_are_kept(recipe_of: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "longer.py").write_text("def score(completion):\n    return float(len(completion))\n")
+    recipe = recipe_of(
+        tmp_path,
+        environment={"function": {"path": f"{tmp_path / 'longer.py'}:score"}},
+        **{"async": {"max_staleness": 2}},
+        rollout={"max_response_tokens": 24},
+        training={"prompts_per_step": 8},
+        logging={"bundles_every_n_steps": 1, "bundle_weights": "model"},
+        run={"num_steps": 5},
+    )
+    run = rlcore.train(recipe, progress="silent")
+    bundles = [read_bundle(path) for path in sorted((run.path / "bundles").iterdir())]
+    versions = [one.sampled.batch.token_columns["weight_versions"][one.sampled.batch.loss_mask] for one in bundles]
+    number = next(number for number, own in enumerate(versions) if 0 < own.min() < bundles[number].weight_version)
+    bundle, own = bundles[number], versions[number]
+    rows = {row.quantity: row for row in replay(bundle, rewards=False).rows}
+    generator = rows["generator's log-probabilities"]
+    assert (generator.verdict, generator.count) == ("rounding", len(own)), generator
+    before = next(one for one in bundles if one.weight_version == own.min())
+    assert before.directory is not None
+    before.directory.rename(tmp_path / "elsewhere")  # its tokens cannot be compared
+    rows = {row.quantity: row for row in replay(bundle, rewards=False).rows}
+    assert rows["generator's log-probabilities"].count == int((own > own.min()).sum())
+
+
+def test_the_reference_is_the_runs_own_beginning(recipe_of: Callable[..., Any], tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, algorithm={"grpo": {"kl_coefficient": 0.1}})
+    bundle = read_bundle(rlcore.train(recipe, progress="silent").path / "bundles" / "step-000002")
+    rows = {row.quantity: row.verdict for row in replay(bundle).rows}
+    assert rows["update 1: reference_logprobs"] == "equal"
+    assert rows["update 2: loss"] == "equal"
+
+
+def test_the_state_of_another_trainer_is_left_out(recorded: Bundle) -> None:
+    found = replay(recorded, ["trainer.name=megatron"])
+    assert first_difference(found.rows) is None, found.rows
+    assert {row.verdict for row in found.rows if row.quantity.startswith("update 2:")} == {"not compared"}
+
+
+@pytest.mark.parametrize("text", ["", "fsdp2:2", "fsdp2:ranks", "fsdp2:ranks=two", "fsdp2:ranks=0", ":ranks=2"])
+def test_a_layout_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        layout_overrides(text)
+    assert [problem.path for problem in error.value.problems] == ["--layout"]
+
+
+@pytest.mark.wide
+def test_a_layout_of_two_ranks_differs_by_rounding_alone(recorded: Bundle) -> None:
+    found = replay(recorded, layout_overrides("fsdp2:ranks=2,tensor_parallel=2"))
+    assert first_difference(found.rows) is None, found.rows
+    assert {"update 2: loss", "update 2: gradient norm"} <= {row.quantity for row in found.rows if row.verdict == "rounding"}
+
+
+def test_a_dtype_that_no_trainer_has_is_refused_by_name(recorded: Bundle) -> None:
+    ran = CliRunner().invoke(cli, ["replay", str(recorded.directory), "--dtype", "float64"])
+    assert ran.exit_code not in (0, 1)
+    assert 'model.dtype: found "float64"' in ran.output
 
 
 def test_a_step_without_weights_needs_their_directory(recorded: Bundle) -> None:

@@ -21,6 +21,7 @@ RUN_BY = {
     "docs/inspect.md": "tests/system/test_checkpoint_evaluation.py",
     "docs/moving.md": "tests/docs/test_moving_document.py",
     "docs/own-loop.md": "tests/session/test_own_loop_document.py",
+    "docs/bisect.md": "tests/bundles/test_bisect_document.py",
     "docs/bundles.md": "tests/bundles/test_bundles_document.py",
     "docs/plugins.md": "tests/docs/test_plugin_examples.py",
     "docs/python.md": "tests/docs/test_python_document.py",

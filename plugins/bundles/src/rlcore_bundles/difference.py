@@ -11,8 +11,9 @@ import numpy as np
 from attrs import evolve, frozen
 
 from rlcore.reading import parse_toml
-from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS
-from rlcore.spi.arrays import AnyArray, BoolArray
+from rlcore.run.protocols import CollectedRollouts
+from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS, TurnRewards
+from rlcore.spi.arrays import AnyArray, BoolArray, Int64Array
 from rlcore_bundles.bundle import Bundle, Update
 from rlcore_bundles.recomputed_rewards import Rewards
 from rlcore_bundles.replaying import Replayed
@@ -22,7 +23,9 @@ FACTOR = 8.0
 UNITS_OF_FLOAT32 = 4 * 2.0**-23
 """Share of a number that a few operations in float32 may change."""
 
+PROMPTS, REWARD = "prompt tokens", "reward"
 GENERATOR = "generator's log-probabilities"
+MINIBATCHES = "minibatches"
 Verdict: TypeAlias = Literal["equal", "rounding", "differs", "not compared"]
 
 
@@ -54,26 +57,35 @@ class _Values:
 
 
 def compare(
-    recorded: Bundle, replayed: Replayed, perturbed: Sequence[Replayed], rewards: Rewards | str, *, whole: bool
+    recorded: Bundle,
+    replayed: Replayed,
+    perturbed: Sequence[Replayed],
+    rewards: Rewards | str,
+    *,
+    whole: bool,
+    unperturbed: Replayed | None = None,
 ) -> list[Row]:
     """Compare all quantities of a step. `rewards`: those computed again, or why there are none. `whole`: the replay began with
-    the optimizer's state, so that updates behind the first can be compared."""
-    rows = list(_reward_rows(recorded, rewards))
-    rows.append(_generator_row(recorded, replayed, perturbed))
-    bundles = _with_common_names([recorded, replayed.bundle, *(one.bundle for one in perturbed)])
-    recorded, own, *others = bundles
+    the optimizer's state, so that updates behind the first can be compared. `unperturbed` is the replay whose weights were
+    perturbed, where that is not `replayed`."""
+    base = unperturbed or replayed
+    rows = list(_episode_rows(recorded, rewards))
+    rows.append(_generator_row(recorded, replayed, base, perturbed))
+    bundles = _with_common_names([recorded, replayed.bundle, base.bundle, *(one.bundle for one in perturbed)])
+    recorded, own, start, *others = bundles
     rows.append(_set_row(recorded, own))
     if rows[-1].verdict == "differs":
         return rows
-    every = [dict(_quantities(one, recorded)) for one in (recorded, own, *others)]
-    first, second, *rest = every
+    every = [dict(_quantities(one, recorded)) for one in (recorded, own, start, *others)]
+    first, second, middle, *rest = every
     for name, values in first.items():
         if not whole and name.startswith("update ") and not name.startswith("update 1:"):
             rows.append(Row(quantity=name, verdict="not compared", reason="the optimizer's state is not in the bundle"))
         elif name not in second:
             rows.append(Row(quantity=name, verdict="not compared", reason="the replay's trainer does not return it"))
         else:
-            rows.append(_row(values, second[name].numbers, [one[name].numbers for one in rest if name in one]))
+            moved = [one[name].numbers for one in rest if name in one]
+            rows.append(_row(values, second[name].numbers, _bound(middle.get(name), moved)))
     chain = [row for row in rows if row.quantity != GENERATOR]
     rows.append(_digest_row(recorded, own, whole, any(row.verdict == "rounding" for row in chain)))
     return rows
@@ -110,7 +122,16 @@ def first_difference(rows: Sequence[Row]) -> Row | None:
     return next((row for row in rows if row.verdict == "differs"), None)
 
 
-def _row(values: _Values, found: AnyArray, perturbed: Sequence[AnyArray], bound: float | None = None) -> Row:
+def _bound(unperturbed: _Values | None, perturbed: Sequence[AnyArray]) -> float:
+    """How far rounding moves the numbers of a quantity."""
+    if unperturbed is None:
+        return 0.0
+    before = unperturbed.numbers.astype(np.float64)
+    moved = [float(np.nanmax(np.abs(one - before), initial=0.0)) for one in perturbed if len(one) == len(before)]
+    return FACTOR * max(moved, default=0.0)
+
+
+def _row(values: _Values, found: AnyArray, bound: float = 0.0) -> Row:
     """The comparison of the numbers of a quantity."""
     numbers = values.numbers.astype(np.float64)
     found = found.astype(np.float64)
@@ -123,9 +144,6 @@ def _row(values: _Values, found: AnyArray, perturbed: Sequence[AnyArray], bound:
         differences = np.where(numbers == found, 0.0, np.abs(numbers - found))
     differences = np.where(np.isnan(numbers) & np.isnan(found), 0.0, differences)
     differences = np.where(np.isnan(differences), np.inf, differences)
-    if bound is None:
-        moved = [float(np.nanmax(np.abs(one - found), initial=0.0)) for one in perturbed if len(one) == len(found)]
-        bound = FACTOR * max(moved, default=0.0)
     bounds = bound + UNITS_OF_FLOAT32 * np.nan_to_num(np.maximum(np.abs(numbers), np.abs(found)), posinf=0.0)
     beyond = differences > bounds
     worst = int(np.where(beyond, differences, -1.0).argmax() if beyond.any() else differences.argmax())
@@ -141,41 +159,89 @@ def _row(values: _Values, found: AnyArray, perturbed: Sequence[AnyArray], bound:
     )
 
 
-def _reward_rows(recorded: Bundle, rewards: Rewards | str) -> Iterator[Row]:
+def _episode_rows(recorded: Bundle, rewards: Rewards | str) -> Iterator[Row]:
+    """Yield the rows of the episodes: the tokens of prompts and of what the environment showed, and the rewards."""
     if isinstance(rewards, str):
-        yield Row(quantity="reward", verdict="not compared", reason=rewards)
+        yield Row(quantity=PROMPTS, verdict="not compared", reason=rewards)
+        yield Row(quantity=REWARD, verdict="not compared", reason=rewards)
         return
-    sampled = recorded.sampled
+    sampled, again = recorded.sampled, rewards.samples
     judged = np.flatnonzero(sampled.valid)
+    yield _prompt_row(sampled, rewards, judged.tolist())
+    if len(again.rewards) != len(sampled.rewards):
+        return
 
     def place(index: int) -> str:
-        number = int(judged[index])
-        failure = rewards.failures.get(number)
-        return f"sample {number}" + ("" if failure is None else f" (the environment failed: {failure})")
+        return f"sample {judged[index]}{rewards.remark(int(judged[index]))}"
 
-    pairs = {"reward": (sampled.rewards, rewards.rewards)}
-    pairs |= {f"reward/{name}": (column, rewards.components[name]) for name, column in sampled.reward_components.items()}
+    pairs = {REWARD: (sampled.rewards, rewards.rewards)}
+    pairs |= {
+        f"{REWARD}/{name}": (column, again.reward_components.get(name, np.zeros(len(column), np.float32)))
+        for name, column in sampled.reward_components.items()
+    }
     for name, (before, after) in pairs.items():
-        yield _row(_Values(name=name, numbers=before[judged], place=place), after[judged], ())
+        yield _row(_Values(name=name, numbers=before[judged], place=place), after[judged])
+    if sampled.turns is not None and again.turns is not None:
+        yield _turn_row(sampled.turns, again.turns, judged)
 
 
-def _generator_row(recorded: Bundle, replayed: Replayed, perturbed: Sequence[Replayed]) -> Row:
-    """The generator's log-probabilities of tokens that the weights of the step sampled, beside the trainer's."""
-    name = GENERATOR
+def _prompt_row(sampled: CollectedRollouts, rewards: Rewards, judged: Sequence[int]) -> Row:
+    """The tokens of all valid samples, of which the policy's are the recorded answers."""
+    before, after = sampled.batch, rewards.samples.batch
+    count = int(before.lengths[judged].sum())
+    if before.num_sequences != after.num_sequences:
+        where = f"recorded {before.num_sequences} sequences, replayed {after.num_sequences}"
+        return Row(quantity=PROMPTS, verdict="differs", count=count, where=where)
+    for number in judged:
+        one, other = (batch.tokens[batch.offsets[number] : batch.offsets[number + 1]] for batch in (before, after))
+        if np.array_equal(one, other):
+            continue
+        shared = min(len(one), len(other))
+        place = int(np.flatnonzero(np.append(one[:shared] != other[:shared], True))[0])
+        tokens = [int(row[place]) if place < len(row) else "none" for row in (one, other)]
+        where = (
+            f"sample {number}, token {place}: recorded {tokens[0]}, replayed {tokens[1]}, "
+            f"of {len(one)} and {len(other)}{rewards.remark(number)}"
+        )
+        return Row(quantity=PROMPTS, verdict="differs", count=count, where=where)
+    return Row(quantity=PROMPTS, verdict="equal", count=count)
+
+
+def _turn_row(before: TurnRewards, after: TurnRewards, judged: Int64Array) -> Row:
+    """The rewards of the turns of valid samples."""
+    name = f"{REWARD} of a turn"
+    counts = np.diff(before.offsets)
+    if not np.array_equal(counts[judged], np.diff(after.offsets)[judged]):
+        number = int(judged[np.flatnonzero(counts[judged] != np.diff(after.offsets)[judged])[0]])
+        where = f"sample {number}: recorded {counts[number]} turns, replayed {np.diff(after.offsets)[number]}"
+        return Row(quantity=name, verdict="differs", count=len(before.rewards), where=where)
+    owners = np.repeat(np.arange(len(counts)), counts)
+    kept = np.flatnonzero(np.isin(owners, judged))
+    others = np.flatnonzero(np.isin(np.repeat(np.arange(len(counts)), np.diff(after.offsets)), judged))
+
+    def place(index: int) -> str:
+        owner = int(owners[kept[index]])
+        return f"sample {owner}, turn {kept[index] - before.offsets[owner] + 1}"
+
+    return _row(_Values(name=name, numbers=before.rewards[kept], place=place), after.rewards[others])
+
+
+def _generator_row(recorded: Bundle, replayed: Replayed, base: Replayed, perturbed: Sequence[Replayed]) -> Row:
+    """The generator's log-probabilities beside the trainer's, of tokens whose weights were there."""
     batch = recorded.sampled.batch
-    mask = batch.loss_mask & (batch.token_columns[WEIGHT_VERSIONS] == recorded.weight_version)
-    values = _Values(
-        name=name, numbers=batch.token_columns[GENERATION_LOGPROBS][mask], place=_token_place(recorded.sampled.batch, mask)
-    )
-    others = [one.start_logprobs[mask] for one in perturbed]
-    return _row(values, replayed.start_logprobs[mask], others)
+    mask = batch.loss_mask & np.isin(batch.token_columns[WEIGHT_VERSIONS], sorted(replayed.versions))
+    place = _token_place(batch, mask)
+    values = _Values(name=GENERATOR, numbers=batch.token_columns[GENERATION_LOGPROBS][mask], place=place)
+    start = _Values(name=GENERATOR, numbers=base.start_logprobs[batch.loss_mask], place=place)
+    bound = _bound(start, [one.start_logprobs[batch.loss_mask] for one in perturbed])
+    return _row(values, replayed.sampled_logprobs[mask], bound)
 
 
 def _set_row(recorded: Bundle, own: Bundle) -> Row:
     """The sequences of the training batch, and those of each update."""
     before = [recorded.trained.offsets, *(one.sequences for one in recorded.updates)]
     after = [own.trained.offsets, *(one.sequences for one in own.updates)]
-    name = "minibatches"
+    name = MINIBATCHES
     if len(before) != len(after):
         where = f"recorded {len(before) - 1} updates, replayed {len(after) - 1}"
         return Row(quantity=name, verdict="differs", count=len(before), where=where)
@@ -217,7 +283,7 @@ def _of_update(update: Update, bundle: Bundle, recorded: Bundle, prefix: str) ->
     if update.gradient_norms is not None:
         yield _named(f"{prefix} gradient of a tensor", update.gradient_norms)
     yield _single(f"{prefix} gradient norm", update.grad_norm)
-    most = parse_toml(recorded.recipe)["optimizer"]["max_grad_norm"]
+    most = parse_toml(bundle.recipe)["optimizer"]["max_grad_norm"]
     yield _single(f"{prefix} clip", min(1.0, most / update.grad_norm) if most and update.grad_norm else 1.0)
     yield _single(f"{prefix} learning rate", update.learning_rate)
     yield _named(f"{prefix} metrics", update.metrics)

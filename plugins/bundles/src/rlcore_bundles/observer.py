@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from attrs import define, evolve, field
 
+from rlcore.reading import parse_toml
 from rlcore.run.observers import ObservedRun
 from rlcore.run.plan.run_plan import dtype_of
 from rlcore.run.protocols import CollectedRollouts, LoopObserver, TrainedStep
@@ -15,6 +16,7 @@ from rlcore.run.storage.run_directory import describe_environment
 from rlcore.spi import SaveStateRequest, StorageError
 from rlcore.spi.execution import Backends, TrainerGroup
 from rlcore_bundles.bundle import Bundle
+from rlcore_bundles.file_digests import file_digests
 from rlcore_bundles.recorded_groups import Notes, RecordedRoute, RecordedTrainer
 from rlcore_bundles.storage import MODEL, STATE, bytes_of, write_bundle
 
@@ -143,7 +145,8 @@ def bundle_of(run: ObservedRun, step: TrainedStep, notes: Notes, metrics: Mappin
     plan, before = run.plan, step.sampled.batch.token_columns
     scored = {name: column for name, column in step.scored.batch.token_columns.items() if before.get(name) is not column}
     environment = describe_environment([entry.distribution for entry in plan.chosen.values()])
-    described = {"device": plan.device, "dtype": dtype_of(plan.recipe, plan.device)}
+    files = file_digests(parse_toml(plan.resolved))
+    described = {"device": plan.device, "dtype": dtype_of(plan.recipe, plan.device), "files": files}
     return Bundle(
         step=step.step,
         weight_version=step.sampled.weight_version,

@@ -24,6 +24,13 @@ DIFF = CommandSpec(
     command="rlcore_bundles.diff_command:diff_command",
     priority=60,
 )
+BISECT = CommandSpec(
+    name="bisect",
+    spi=SPI_VERSION,
+    help="Name the component that brings the difference of two steps.",
+    command="rlcore_bundles.bisect_command:bisect_command",
+    priority=58,
+)
 CERTIFY = CommandSpec(
     name="certify",
     spi=SPI_VERSION,

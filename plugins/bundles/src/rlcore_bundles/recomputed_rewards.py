@@ -1,76 +1,132 @@
-"""The rewards of a bundle's samples, by its environment once more."""
+"""The episodes of a bundle's samples once more: the environment begins and judges them, and recorded answers stand for an
+engine. Prompts, what the environment shows and rewards are computed; the run's own collector does it."""
 
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
+from rlcore.model_files import config_number
+from rlcore.run.data.prompt_stream import RandomPurpose
 from rlcore.run.data.text import tokenizers
+from rlcore.run.plan.collector import CollectorContext, build_collector
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import CollectedRollouts
-from rlcore.spi import WEIGHT_VERSIONS, FinishReason, Turn
+from rlcore.run.report.progress import Progress
+from rlcore.run.report.timing import PhaseClock
+from rlcore.spi import EPISODE_IDS
 from rlcore.spi.arrays import Float32Array
 from rlcore_bundles.bundle import Bundle
-from rlcore_rollout.environment_results import Failure
-from rlcore_rollout.environment_runner import EpisodeRunner
+from rlcore_bundles.recorded_answers import RecordedAnswers, answers_of
+from rlcore_rollout.schedule import Schedule, SchedulePolicy
+from rlcore_rollout.step_plans import Draws, StepPlan
+
+NO_LIMIT = 2**30
 
 
 @frozen(kw_only=True, eq=False)
 class Rewards:
-    """The rewards of N samples."""
+    """The episodes of a step, computed again."""
 
-    rewards: Float32Array
-    """float32 [N]; NaN where the environment failed."""
-    components: Mapping[str, Float32Array]
+    samples: CollectedRollouts
+    """The samples. Those of failed episodes have no reward."""
     failures: Mapping[int, str]
-    """The cause of each failure, by the sample's number."""
+    """The cause of each failure, by the sequence's number in the bundle."""
+
+    @property
+    def rewards(self) -> Float32Array:
+        """float32 [N]: NaN where the environment failed."""
+        return np.where(self.samples.failed, np.float32(np.nan), self.samples.rewards).astype(np.float32)
+
+    def remark(self, number: int) -> str:
+        """Why a sample's episode went wrong, in brackets; "" where it did not."""
+        return f" (the environment failed: {self.failures[number]})" if number in self.failures else ""
 
 
 def reason_to_skip(bundle: Bundle, plan: RunPlan) -> str:
-    """Return why the environment cannot judge the samples again; "" where it can."""
+    """Return why the episodes cannot be repeated; "" where they can."""
     if bundle.prompts != "kept" or not bundle.sampled.rows:
         return f"the bundle's prompts are {bundle.prompts}" if bundle.prompts != "kept" else "the bundle has no rows"
-    if plan.runs_agents:
-        return "agents run their episodes themselves"
-    if bundle.sampled.turns is not None:
-        return "episodes of several turns are not repeated"
+    if plan.environment is None:
+        return "the recipe names no environment"
     return ""
 
 
 def recomputed_rewards(bundle: Bundle, plan: RunPlan) -> Rewards:
-    """Have the environment judge every sample again."""
-    assert plan.environment is not None
-    sampled = bundle.sampled
-    runner = EpisodeRunner(plan.environment, plan.recipe.rollout.environment_timeout_s, "mask")
-    try:
-        begun = runner.reset_all(sampled.rows, sampled.reset_seeds)
-        groups = sampled.group_ids.tolist()
-        numbers = [number for number, group in enumerate(groups) if not isinstance(begun[group], Failure)]
-        turns = dict(enumerate(_turns(plan, sampled)))
-        states: list[Any] = [getattr(begun[groups[number]], "state", None) for number in numbers]
-        results = dict(zip(numbers, runner.step_all(states, [turns[number] for number in numbers]), strict=True))
-    finally:
-        runner.close()
-    failures = {number: reset.reason for number, group in enumerate(groups) if isinstance(reset := begun[group], Failure)}
-    failures |= {number: one.reason for number, one in results.items() if isinstance(one, Failure)}
-    rewards = np.full(len(groups), np.nan, np.float32)
-    components = {name: np.zeros(len(groups), np.float32) for name in sampled.reward_components}
-    for number, result in results.items():
-        if isinstance(result, Failure):
-            continue
-        rewards[number] = result.reward
-        for name, column in components.items():
-            column[number] = result.reward_components.get(name, 0.0)
-    return Rewards(rewards=rewards, components=components, failures=failures)
+    """Run every episode again with its recorded answers. `plan` has a generator, which is not started: its tool parser reads
+    the answers."""
+    sampled, tokenizer = bundle.sampled, tokenizers().load_tokenizer(plan.recipe.model)
+    plan = evolve(plan, recipe=evolve(plan.recipe, rollout=_lenient(plan)))
+    num_groups, group_size = len(sampled.rows), plan.recipe.rollout.samples_per_prompt
+    vocab_size = tokenizer.vocab_size or config_number(plan.recipe.model.path, "vocab_size")
+    answers = RecordedAnswers(
+        episodes=answers_of(sampled, num_groups * group_size),
+        decoder=tokenizer,
+        stop_token_ids=frozenset(tokenizer.stop_token_ids),
+        weight_version=sampled.weight_version,
+    )
+    progress = Progress()
+    collector: Any = build_collector(CollectorContext(plan=plan, tokenizer=tokenizer, vocab_size=vocab_size))
+    with closing(collector):
+        parts = {"generator": answers, "clock": PhaseClock(progress), "progress": progress}
+        sampler = collector.step_sampler("train", compares=plan.algorithm.needs.compares, **parts)
+        if plan.runs_agents:
+            sampler = evolve(sampler, server=_numbered(sampler.server, answers))
+        draws = Draws((plan.recipe.run.seed, RandomPurpose.ROLLOUTS, bundle.step), num_groups, group_size)
+        draws.reset_seeds = list(sampled.reset_seeds)
+        step = StepPlan(rows=sampled.rows, draws=draws)
+        run = sampler.run_of(Schedule(SchedulePolicy(groups_per_step=num_groups, num_steps=1)), lambda _: step)
+        try:
+            again = sampler.collect_step(run, sampled.weight_version)
+            reasons = dict(run.work.failures.reasons)
+        finally:
+            run.close()
+    assert again is not None, "nothing keeps it from going on"
+    reasons |= {
+        number: f"it asks for {one.num_beyond} turns more than the bundle has"
+        for number, one in enumerate(answers.episodes)
+        if one.num_beyond
+    }
+    owners = sampled.batch.sequence_columns.get(EPISODE_IDS, np.arange(sampled.batch.num_sequences)).tolist()
+    failures = {number: reasons[owner] for number, owner in enumerate(owners) if owner in reasons}
+    return Rewards(samples=again, failures=failures)
 
 
-def _turns(plan: RunPlan, sampled: CollectedRollouts) -> Iterator[Turn]:
-    """Yield the answer of each sample, as its episode gave it to the environment."""
-    batch = sampled.batch
-    generated = batch.token_columns[WEIGHT_VERSIONS] >= 0
-    said = [batch.tokens[start:end][generated[start:end]] for start, end in pairwise(batch.offsets.tolist())]
-    texts = tokenizers().load_tokenizer(plan.recipe.model).decode_batch(said)
-    for tokens, text, reason in zip(said, texts, sampled.finish_reasons.tolist(), strict=True):
-        yield Turn(text=text, tokens=tokens, finish_reason=FinishReason(reason), content=text)
+def _lenient(plan: RunPlan) -> Any:
+    """The options of rollouts in a replay: failures are noted and no prompt is left out."""
+    rollout = plan.recipe.rollout
+    longest = rollout.max_prompt_tokens if plan.runs_agents else NO_LIMIT  # agents' requests are refused by it
+    return evolve(
+        rollout,
+        on_environment_error="mask",
+        max_failed_fraction=1.0,
+        episode_timeout_s=None,
+        replay_routing=False,
+        max_prompt_tokens=longest,
+    )
+
+
+def _numbered(build: Any, answers: RecordedAnswers) -> Any:
+    """Builds a session server that notes the episode of each session, which is the last number of its seed."""
+
+    def built(context: Any) -> Any:
+        server = build(context)
+        begin = server.begin
+
+        def noted(seed: tuple[int, ...]) -> Any:
+            session = begin(seed)
+            answers.episode_of[session.number] = seed[-1]
+            return session
+
+        return _Server(server, noted)
+
+    return built
+
+
+class _Server:
+    """A session server whose sessions are noted."""
+
+    def __init__(self, inner: Any, begin: Any) -> None:
+        self.open, self.close, self.begin = inner.open, inner.close, begin

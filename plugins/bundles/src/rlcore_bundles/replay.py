@@ -8,7 +8,9 @@ from attrs import evolve, frozen
 
 from rlcore.spi import ConfigError, Problem
 from rlcore_bundles.bundle import Bundle
+from rlcore_bundles.components import trainer_name
 from rlcore_bundles.difference import Row, compare
+from rlcore_bundles.older_weights import older_starts, with_older_weights
 from rlcore_bundles.perturbed import coarser, perturbed_start
 from rlcore_bundles.recomputed_rewards import reason_to_skip, recomputed_rewards
 from rlcore_bundles.replaying import Start, plan_of, replayed
@@ -47,12 +49,15 @@ def replay(
         raise ConfigError([problem])
     start = Start.of(bundle, weights)
     plan = plan_of(bundle, start, overrides)
+    if start.state is not None and plan.chosen["trainer"].name != trainer_name(bundle):
+        start = evolve(start, state=None)  # a trainer reads the state of no other
     is_whole = start.state is not None or bundle.weight_version == 0
     reason = reason_to_skip(bundle, plan) if rewards else "the command leaves rewards out"
     tell(f"replay of step {bundle.step} by {plan.chosen['trainer'].label} in {plan.model.dtype} on {plan.device}")
     judged = reason or recomputed_rewards(bundle, plan)
     same_dtype = plan.model.dtype == bundle.environment["dtype"]
     again = replayed(bundle, plan, start, digests=is_whole and same_dtype and bool(bundle.digests_after))
+    again = with_older_weights(bundle, again, older_starts(bundle), overrides, tell)
     others = []
     for number in range(1, NUM_PERTURBED + 1):
         tell(f"rounding {number} of {NUM_PERTURBED}: all weights changed by one unit")

@@ -8,6 +8,7 @@ import attrs
 import click
 
 from rlcore_bundles.difference import Row, first_difference
+from rlcore_bundles.layout import layout_overrides
 from rlcore_bundles.replay import Replay, replay
 from rlcore_bundles.storage import read_bundle
 
@@ -19,6 +20,7 @@ DIFFERS = 1
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--trainer", help="The trainer, such as fsdp2; by default the best that is installed.")
+@click.option("--layout", help="The trainer on several ranks, such as fsdp2:ranks=2,tensor_parallel=2. Needs rlcore-ray.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="The device; by default the one that is there.")
 @click.option("--dtype", help="The dtype of the model; by default the recorded one.")
 @click.option("--weights", type=click.Path(path_type=Path), help="The model at the beginning of the step.")
@@ -28,6 +30,7 @@ def replay_command(
     bundle: Path,
     overrides: Sequence[str],
     trainer: str | None,
+    layout: str | None,
     device: str | None,
     dtype: str | None,
     weights: Path | None,
@@ -40,6 +43,7 @@ def replay_command(
     """
     named = {"trainer.name": trainer, "run.device": device, "model.dtype": dtype}
     given = [f"{key}={value}" for key, value in named.items() if value is not None]
+    given += [] if layout is None else layout_overrides(layout)
     found = replay(
         read_bundle(bundle),
         [*given, *overrides],
@@ -52,7 +56,7 @@ def replay_command(
     else:
         click.echo("\n".join(lines_of(found)))
     if first_difference(found.rows) is not None:
-        raise SystemExit(DIFFERS)
+        click.get_current_context().exit(DIFFERS)
 
 
 def lines_of(found: Replay) -> list[str]:

@@ -1,7 +1,7 @@
 """Computes the step of a bundle again, by the loop of a run: its samples are the bundle's, all else is computed."""
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,8 @@ class ReplayOverrides(InProcessOverrides):
     """The directory of the adapters that the step begins with."""
 
     def in_place(self, raw: RawRecipe) -> RawRecipe:
-        """The recipe of the replay; sections that the command gives stay."""
-        values = {name: section for name, section in raw.values.items() if name not in DROPPED}
+        """The recipe of the replay."""
+        values = dict(raw.values)
         values["data"] = {"train": {"source": PYTHON}}
         values["checkpoint"] = {"at_end": False, "every_n_steps": 0, "model_card": False}
         values["sinks"] = {"names": []}
@@ -138,23 +138,31 @@ class Start:
         raise ConfigError([Problem(path="bundle", found=found, expected=expected, remedy=remedy)])
 
 
-def plan_of(bundle: Bundle, start: Start, overrides: Sequence[str]) -> RunPlan:
-    """The checked plan of a replay, with nothing allocated."""
-    recipe, given = (
-        parse_toml(bundle.recipe),
-        ReplayOverrides(model=start.model, adapters=start.adapters, origin=Origin(label="the bundle", directory=Path.cwd())),
-    )
+def settings_of(bundle: Bundle) -> dict[str, Any]:
+    """The sections of a bundle's recipe that a replay reads. It takes the best trainer that is installed."""
+    recipe = {name: section for name, section in parse_toml(bundle.recipe).items() if name not in DROPPED}
     recipe["trainer"] = {"name": "auto"}
     recipe.setdefault("run", {})["device"] = "auto"
     if recipe["model"].get("dtype", "auto") == "auto":
         recipe["model"]["dtype"] = bundle.environment["dtype"]
-    plan = prepare(recipe, overrides, given=given)
+    return recipe
+
+
+def plan_of(bundle: Bundle, start: Start, overrides: Sequence[str], settings: Mapping[str, Any] | None = None) -> RunPlan:
+    """The checked plan of a replay, with nothing allocated. `settings` is a recipe in place of the bundle's."""
+    origin = Origin(label="the bundle", directory=Path.cwd())
+    given = ReplayOverrides(model=start.model, adapters=start.adapters, origin=origin)
+    settings = settings_of(bundle) if settings is None else settings
+    plan = prepare(settings, overrides, given=given)
+    own = str(parse_toml(bundle.recipe)["model"]["path"])
+    if plan.algorithm.needs.reference_logprobs and plan.recipe.reference is None and own != start.model:
+        # The reference of the run was the policy's beginning, and the step's weights are later ones.
+        plan = prepare({**settings, "reference": {"path": own}}, overrides, given=given)
     require_device(plan)
     if plan.recipe.model.path != start.model:
         problem = Problem(path="model.path", found="an override", expected="none", remedy="Name weights with --weights.")
         raise ConfigError([problem])
-    chosen: dict[Role, Entry] = {role: entry for role, entry in plan.chosen.items() if role != "generator"}
-    return evolve(plan, chosen=chosen, channel=None)
+    return plan
 
 
 @frozen(kw_only=True, eq=False)
@@ -164,12 +172,16 @@ class Replayed:
     bundle: Bundle
     start_logprobs: Float32Array
     """float32 [T]: the policy's log-probabilities of all samples at the beginning of the step."""
+    sampled_logprobs: Float32Array
+    """float32 [T]: likewise, of each token of `versions` with the weights that sampled it."""
+    versions: frozenset[int]
+    """The weight versions, as the bundle counts them, that were there."""
 
 
 def replayed(bundle: Bundle, plan: RunPlan, start: Start, *, digests: bool) -> Replayed:
     """Compute a step again from its samples. `digests`: those of the weights behind it are computed too."""
     notes, progress = Notes(), Progress()
-    keeper = Keeper(notes)
+    keeper, plan = Keeper(notes), _without_generator(plan)
     with _backends(plan) as backends:
         if start.state is not None:
             backends.trainer.load_state(LoadStateRequest(directory=start.state))
@@ -183,6 +195,7 @@ def replayed(bundle: Bundle, plan: RunPlan, start: Start, *, digests: bool) -> R
     before = step.sampled.batch.token_columns
     again = evolve(
         bundle,
+        recipe=plan.resolved,
         environment=describe_environment([entry.distribution for entry in plan.chosen.values()])
         | {"device": plan.device, "dtype": dtype_of(plan.recipe, plan.device)},
         scored={name: one for name, one in step.scored.batch.token_columns.items() if before.get(name) is not one},
@@ -192,13 +205,37 @@ def replayed(bundle: Bundle, plan: RunPlan, start: Start, *, digests: bool) -> R
         digests_after=after,
         metrics=keeper.metrics,
     )
-    return Replayed(bundle=again, start_logprobs=start_logprobs)
+    versions = frozenset([bundle.weight_version])
+    return Replayed(bundle=again, start_logprobs=start_logprobs, sampled_logprobs=start_logprobs, versions=versions)
+
+
+def policy_logprobs(bundle: Bundle, plan: RunPlan) -> Float32Array:
+    """float32 [T]: the log-probabilities of a bundle's samples with the weights that the plan's model holds."""
+    with _backends(plan) as backends:
+        batch = bundle.sampled.batch
+        return backends.trainer.logprobs(batch, np.arange(batch.num_sequences), "policy", 0)
+
+
+@contextmanager
+def logprobs_at(bundle: Bundle, plan: RunPlan, start: Start) -> Iterator[Callable[[float], Float32Array]]:
+    """Yield a function that returns the log-probabilities of a bundle's samples at a temperature, float32 [T]."""
+    with _backends(plan) as backends:
+        if start.state is not None:
+            backends.trainer.load_state(LoadStateRequest(directory=start.state))
+        version, batch = 0 if start.state is None else bundle.weight_version, bundle.sampled.batch
+        numbers = np.arange(batch.num_sequences)
+        yield lambda temperature: backends.trainer.at_temperature(temperature).logprobs(batch, numbers, "policy", version)
+
+
+def _without_generator(plan: RunPlan) -> RunPlan:
+    chosen: dict[Role, Entry] = {role: entry for role, entry in plan.chosen.items() if role != "generator"}
+    return evolve(plan, chosen=chosen, channel=None)
 
 
 @contextmanager
 def _backends(plan: RunPlan) -> Iterator[Backends]:
     tokenizer = tokenizers().load_tokenizer(plan.recipe.model)
-    with execution(plan, tokenizer, None, Progress()) as opened, opened() as backends:
+    with execution(_without_generator(plan), tokenizer, None, Progress()) as opened, opened() as backends:
         yield backends
 
 

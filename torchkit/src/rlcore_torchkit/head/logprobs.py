@@ -4,6 +4,7 @@ Shapes: T rows, V vocabulary, H hidden size, C rows of a chunk.
 """
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, Protocol, TypeAlias
@@ -37,6 +38,8 @@ ScaledLogits: TypeAlias = Callable[[Tensor, Tensor, float], Tensor]
 """Float32 logits [C, V] from states [C, H], a head [V, H] and a temperature, which has divided them."""
 
 Tokens: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int32 | np.int64]]"
+HEAD_IN_FLOAT32: ContextVar[bool] = ContextVar("HEAD_IN_FLOAT32", default=False)
+"""True where the head's product is taken in float32, whatever the model's dtype: a replay measures so what the dtype does."""
 WORTHWHILE = 0.95
 """Rows by tokens up to which beginnings are shared: gathering costs a little as well."""
 
@@ -162,6 +165,8 @@ def head_states(caller: str, hidden: Tensor, weight: Tensor, targets: Tensor, te
         raise ContractError(f"{caller}: found {found}; expected [T, H], [rows, H], [T]")
     if not temperature > 0.0:
         raise ContractError(f"{caller}: found temperature {temperature}; expected a positive one")
+    if HEAD_IN_FLOAT32.get():
+        return hidden.float()
     device = hidden.device.type
     return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden
 

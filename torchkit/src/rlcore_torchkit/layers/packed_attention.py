@@ -8,6 +8,7 @@ length L.
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any, Protocol
 
@@ -24,6 +25,8 @@ from rlcore_torchkit.transformers_import import import_transformers
 PACKED_ATTENTION = "rlcore_packed"
 """The name under which transformers knows it: `from_pretrained(..., attn_implementation=PACKED_ATTENTION)`."""
 FLASH_DTYPES = (torch.float16, torch.bfloat16)
+PLAIN_ATTENTION: ContextVar[bool] = ContextVar("PLAIN_ATTENTION", default=False)
+"""True where no sequences are computed by variable-length flash attention: replays measure with it what that kernel does."""
 MAX_FLASH_DIM = 256
 """The largest head dimension of torch's variable-length flash attention."""
 
@@ -148,7 +151,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, packed: PackedSe
     On CUDA in half precision by torch's variable-length flash attention, elsewhere, and where there are caps or sinks, over
     buckets of sequences of similar length.
     """
-    if not scores.is_stored and _has_flash(query, key, value):
+    if not scores.is_stored and not PLAIN_ATTENTION.get() and _has_flash(query, key, value):
         return _flash(query, key, value, packed, scores)
     return _bucketed(query, key, value, packed, scores)
 

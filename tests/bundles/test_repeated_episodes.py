@@ -1,0 +1,177 @@
+"""Episodes of several turns, with tools and by agents, that are repeated with their recorded answers."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+import rlcore
+from rlcore.run.execution.groups import InProcessGenerator
+from rlcore.spi import FinishReason, GenerateResult
+from rlcore.spi.arrays import offsets_of
+from rlcore.spi.execution import Responses
+from rlcore_bundles.bundle import Bundle
+from rlcore_bundles.difference import Row, first_difference
+from rlcore_bundles.replay import replay
+from rlcore_bundles.storage import read_bundle
+from rlcore_math import calculator
+from rlcore_torchkit.testing.models import CHAT_TEMPLATE, make_model
+
+CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "%s"}}\n</tool_call>'
+AGENT = """
+import os, sys
+
+async def run(task, client):
+    messages = [{"role": "user", "content": task["prompt"]}]
+    said = []
+    for turn in range(2):
+        answer = await client.openai.chat.completions.create(model=client.model, messages=messages, max_tokens=4)
+        said.append(answer.choices[0].message.content)
+        messages += [{"role": "assistant", "content": said[-1]}, {"role": "user", "content": "more"}]
+    return {"reward": float(len(set("".join(said)))), "first": float(len(said[0]))}
+"""
+
+
+def _recipe(folder: Path, environment: dict[str, Any]) -> dict[str, Any]:
+    make_model(folder / "model", max_length=512)
+    return {
+        "model": {"path": str(folder / "model")},
+        "algorithm": {"name": "grpo"},
+        "environment": environment,
+        "run": {"directory": str(folder / "runs"), "num_steps": 1, "device": "cpu"},
+        "rollout": {"samples_per_prompt": 2, "max_prompt_tokens": 120, "max_response_tokens": 200},
+        "training": {"prompts_per_step": 2, "max_token_mult_prob_error": float("inf")},
+        "evaluation": {"at_start": False, "at_end": False},
+        "checkpoint": {"at_end": False},
+        "sinks": {"names": []},
+        "logging": {"bundles_every_n_steps": 1},
+    }
+
+
+def _scripted(self: InProcessGenerator, feed: Any, weight_version: int) -> None:
+    """A policy that calls the calculator, and then says its result; every second sample says another number."""
+    first = 0
+    decoder: Any = self.decoder
+    while (requests := feed.take(wait=True)) is not None:
+        for request in requests:
+            texts = []
+            for number, prompt in enumerate(request.prompts.sequences()):
+                shown = decoder.decode(prompt.tolist())
+                problem = shown.partition("user: ")[2].partition("\n")[0].partition("=")[0].strip()
+                for sample in range(request.num_samples):
+                    result = shown.rpartition("tool: ")[2].partition("\n")[0] if "tool: " in shown else ""
+                    wrong = int(request.conversations[number * request.num_samples + sample]) % 2
+                    texts.append(CALL % problem if not result else result + "1" * wrong)
+            found = [np.array([*decoder.encode(text), 0], np.int32) for text in texts]
+            total = sum(map(len, found))
+            result = GenerateResult(
+                tokens=np.concatenate(found),
+                offsets=offsets_of([len(one) for one in found]),
+                logprobs=np.full(total, -1, np.float32),
+                weight_versions=np.full(total, weight_version, np.int32),
+                finish_reasons=np.full(len(found), FinishReason.STOP, np.uint8),
+            )
+            feed.deliver(np.arange(first, first + len(found)), Responses.of(result, decoder))
+            first += len(found)
+
+
+@pytest.fixture(scope="module")
+def with_tools(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A step of episodes of two turns: a call of a tool and an answer."""
+    folder = tmp_path_factory.mktemp("tools")
+    recipe = _recipe(folder, {"name": "calculator", "calculator": {"call_reward": 0.25}})
+    recipe["data"] = {"train": {"source": "environment"}}
+    recipe["model"]["chat_template"] = (
+        "{% for tool in tools or [] %}{{ tool['function']['name'] }}\n{% endfor %}" + CHAT_TEMPLATE
+    )
+    recipe["rollout"] |= {"max_turns": 3, "tool_parser": "hermes"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InProcessGenerator, "stream", _scripted)
+        run = rlcore.train(recipe, progress="silent")
+    return read_bundle(run.path / "bundles" / "step-000001")
+
+
+def _rows(bundle: Bundle) -> dict[str, Row]:
+    return {row.quantity: row for row in replay(bundle).rows}
+
+
+def test_turns_with_tools_get_their_rewards_again(with_tools: Bundle) -> None:
+    assert with_tools.sampled.turns is not None
+    assert np.diff(with_tools.sampled.turns.offsets).tolist() == [2, 2, 2, 2]
+    assert sorted(with_tools.sampled.rewards.tolist()) == [0.25, 0.25, 1.0, 1.0]
+    rows = _rows(with_tools)
+    names = ["prompt tokens", "reward", "reward/answer", "reward/call", "reward of a turn"]
+    assert {name: rows[name].verdict for name in names} == dict.fromkeys(names, "equal")
+    assert (rows["reward"].count, rows["reward of a turn"].count) == (4, 8)
+
+
+def test_another_result_of_a_tool_is_named_with_its_token(with_tools: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate = calculator.evaluate
+    monkeypatch.setattr(calculator, "evaluate", lambda expression, *rest: evaluate(f"1+({expression})", *rest))
+    first = first_difference(replay(with_tools).rows)
+    assert first is not None
+    assert first.quantity == "prompt tokens"
+    assert first.where.startswith("sample 0, token ")
+
+
+def test_another_reward_of_a_turn_is_found_where_the_sum_stays(with_tools: Bundle) -> None:
+    turns = with_tools.sampled.turns
+    assert turns is not None
+    moved = turns.rewards + np.tile(np.array([0.125, -0.125], np.float32), 4)
+    wrong = evolve(with_tools, sampled=evolve(with_tools.sampled, turns=evolve(turns, rewards=moved)))
+    first = first_difference(replay(wrong).rows)
+    assert first is not None
+    assert first.quantity == "reward of a turn"
+    assert first.where.startswith("sample 0, turn 1:")
+
+
+@pytest.fixture(scope="module")
+def of_agents(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A step of episodes that agents run, with two requests each."""
+    pytest.importorskip("openai")
+    folder = tmp_path_factory.mktemp("agents")
+    (folder / "agent.py").write_text(AGENT)
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"say {word}"}) + "\n" for word in ("a", "b")))
+    recipe = _recipe(folder, {"name": "agent", "agent": {"function": f"{folder / 'agent.py'}:run"}})
+    recipe["data"] = {"train": {"source": "jsonl", "path": str(folder / "rows.jsonl")}}
+    run = rlcore.train(recipe, progress="silent")
+    return read_bundle(run.path / "bundles" / "step-000001")
+
+
+def test_agents_get_their_recorded_answers(of_agents: Bundle) -> None:
+    rows = _rows(of_agents)
+    assert (rows["prompt tokens"].verdict, rows["reward"].verdict) == ("equal", "equal")
+    assert rows["reward"].count == of_agents.sampled.batch.num_sequences
+    assert len(set(of_agents.sampled.rewards.tolist())) > 1
+
+
+def _agent_that(change: Callable[[str], str], bundle: Bundle) -> Row | None:
+    """The first difference where the agent's source is changed."""
+    import tomli
+
+    file = Path(tomli.loads(bundle.recipe)["environment"]["agent"]["function"].rpartition(":")[0])
+    before = file.read_text()
+    file.write_text(change(before))
+    try:
+        return first_difference(replay(bundle).rows)
+    finally:
+        file.write_text(before)
+
+
+def test_an_agent_that_rewards_otherwise_is_found(of_agents: Bundle) -> None:
+    first = _agent_that(lambda source: source.replace("float(len(set(", "2 * float(len(set("), of_agents)
+    assert first is not None
+    assert first.quantity == "reward"
+
+
+def test_an_agent_that_asks_otherwise_is_found(of_agents: Bundle) -> None:
+    first = _agent_that(lambda source: source.replace('"more"', '"again"'), of_agents)
+    assert first is not None
+    assert first.quantity == "prompt tokens"
+    first = _agent_that(lambda source: source.replace("range(2)", "range(3)"), of_agents)
+    assert first is not None
+    assert first.quantity == "prompt tokens"
