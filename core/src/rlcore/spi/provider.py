@@ -43,8 +43,8 @@ ARCHITECTURE_GROUP = "rlcore.architectures"
 """Families of models, each under its `model_type`, which backends that are written with torchkit read."""
 
 
-FUNCTION_KINDS = (
-    *("importer", "planner", "chart", "session_server", "training_server", "model_check", "reference_cache", "display", "api"),
+FUNCTION_KINDS = tuple(
+    "importer planner chart peer session_server training_server model_check reference_cache display api".split()
 )
 """Kinds whose entry points name a function."""
 KINDS = (

@@ -23,4 +23,11 @@ DIFF = CommandSpec(
     command="rlcore_bundles.diff_command:diff_command",
     priority=60,
 )
+COMPARE = CommandSpec(
+    name="compare",
+    spi=SPI_VERSION,
+    help="Compute a bundle's step by another framework's code, and name the conventions that differ.",
+    command="rlcore_bundles.compare_command:compare_command",
+    priority=59,
+)
 BUNDLES = LoopObserverProvider(name="bundles", spi=SPI_VERSION, observer="rlcore_bundles.observer:BundleObserver")
