@@ -4,21 +4,21 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
-from rlcore.config.load import raw_from
-from rlcore_bundles.compared_batch import ComparedBatch, batch_of
-from rlcore_bundles.peer_comparison import TermRow, compare_terms
-from rlcore_bundles.peer_dumps import dump_batch, read_dump
-from rlcore_bundles.peer_process import Called, as_record, call_adapter, settings_lines, written
-from rlcore_bundles.storage import read_bundle
+if TYPE_CHECKING:
+    from rlcore_bundles.compared_batch import ComparedBatch
+    from rlcore_bundles.peer_comparison import TermRow
+    from rlcore_bundles.peer_process import Called
 
 UNEXPLAINED = 1
 """The exit code where a term differs and no convention explains it."""
 WIDTH = 120
+SHOWN = 8
+"""Metrics without a counterpart that are printed."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -59,6 +59,14 @@ def compare_command(
         bundle, overrides = None, [str(bundle), *overrides]
     if (bundle is None) == (dump is None):
         raise click.UsageError("expected either BUNDLE, a folder that `rlcore record` writes, or --from with a framework's dump")
+    # Imported here: the command's help needs no torch.
+    from rlcore.config.load import raw_from
+    from rlcore_bundles.compared_batch import batch_of
+    from rlcore_bundles.peer_comparison import compare_terms
+    from rlcore_bundles.peer_dumps import dump_batch, read_dump
+    from rlcore_bundles.peer_process import as_record, call_adapter, written
+    from rlcore_bundles.storage import read_bundle
+
     changes = raw_from({}, overrides).values
     found = None if dump is None else read_dump(dump)
     if found is not None:
@@ -80,7 +88,7 @@ def compare_command(
         raise click.exceptions.Exit(UNEXPLAINED)
 
 
-def lines_of(rows: Sequence[TermRow], called: Called, batch: ComparedBatch) -> list[str]:
+def lines_of(rows: "Sequence[TermRow]", called: "Called", batch: "ComparedBatch") -> list[str]:
     """The comparison as a table, the conventions behind it, and the framework's settings."""
     names = list(dict.fromkeys(one for row in rows for one in row.conventions))
     width = max(len(row.term) for row in rows)
@@ -95,13 +103,17 @@ def lines_of(rows: Sequence[TermRow], called: Called, batch: ComparedBatch) -> l
     lines += [line for note in batch.notes for line in _wrapped("", note)]
     metrics = {name: value for name, value in called.terms.metrics.items() if name not in called.terms.metric_names}
     if called.settings:
-        lines += [f"Settings of {called.version}, from the recipe:", *settings_lines(called)]
+        lines.append(f"Settings of {called.version}, from the recipe:")
+        lines += [f"  {key} = {value}" for key, value in called.settings.items()]
+        lines += [f"  no counterpart: {one}" for one in called.unmapped]
     if metrics:
-        lines.append("Metrics without a counterpart: " + ", ".join(f"{name} {value:.6g}" for name, value in metrics.items()))
+        shown = ", ".join(f"{name} {value:.6g}" for name, value in list(metrics.items())[:SHOWN])
+        more = f", and {len(metrics) - SHOWN} more with --json" if len(metrics) > SHOWN else ""
+        lines += _wrapped("", f"Metrics without a counterpart: {shown}{more}")
     return [*lines, result_line(rows, called)]
 
 
-def result_line(rows: Sequence[TermRow], called: Called) -> str:
+def result_line(rows: "Sequence[TermRow]", called: "Called") -> str:
     """The result in a sentence."""
     compared = [row for row in rows if row.verdict != "not compared"]
     equal = sum(row.verdict in ("equal", "rounding") for row in compared)
@@ -113,7 +125,7 @@ def result_line(rows: Sequence[TermRow], called: Called) -> str:
     return f"With {called.version}, {', '.join(parts)}."
 
 
-def _line(row: TermRow, width: int, names: Sequence[str]) -> str:
+def _line(row: "TermRow", width: int, names: Sequence[str]) -> str:
     if row.verdict == "not compared":
         return f"{row.term:<{width}}  {'':>8}  {'':>10}  {'':>9}  not compared: {row.reason}"
     figures = f"{row.count:>8,}  {row.difference:>10.3g}  {row.bound:>9.2g}"

@@ -125,6 +125,9 @@ def _of_ratios(own: OwnSide) -> Iterator[Convention]:
         free = {"clip_low": 1.0, "clip_high": inf, "dual_clip": None}
         apply = lambda side: side.with_options(**free)  # noqa: E731
         yield Convention(axis="clip", text="no clip of the ratio, here one", terms=terms - {"log ratio"}, apply=apply)
+        masked = "tokens whose probability moved by more than 0.2 are masked, here the ratio is clipped"
+        free_mask = lambda side: evolve(side.with_options(**free), probability_bound=0.2)  # noqa: E731
+        yield Convention(axis="clip", text=masked, terms=terms - {"log ratio", "importance weights"}, apply=free_mask)
     for level in _others(get_args(RatioLevel), options["ratio"]):
         yield _option("ratio", "ratio", level, own, terms)
     for source in _others(("trainer", "generation"), options["previous_logprobs"]):
@@ -142,6 +145,8 @@ def _of_ratios(own: OwnSide) -> Iterator[Convention]:
 
 def _of_terms(own: OwnSide) -> Iterator[Convention]:
     options = own.options
+    added = "0.001 times the squared log ratio to the generator is added, here nothing"
+    yield _knob("generator", added, frozenset({"loss", "gradient"}), generator_weight=1e-3)
     if options["kl_coefficient"]:
         for estimator in _others(get_args(KlEstimator), options["kl_estimator"]):
             yield _option("estimator", "kl_estimator", estimator, own, KL)

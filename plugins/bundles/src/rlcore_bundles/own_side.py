@@ -6,6 +6,7 @@ Shapes: N sequences, each from its first loss token on and padded on the right t
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,10 @@ class OwnSide:
     """Whether a mean over tokens divides by those of the step over its updates, in place of the update's own."""
     entropy_by_token: bool = False
     """Whether the entropy bonus is a mean over tokens whatever the mean of the loss is."""
+    probability_bound: float = inf
+    """Greatest change of a token's probability since the generator's, in the direction of its advantage, at which it trains."""
+    generator_weight: float = 0.0
+    """Weight of the squared log ratio to the generator."""
     kl_metric_as_loss: bool = False
     """Whether the reported KL divergence has the mean of the loss, in place of that over tokens."""
 
@@ -106,6 +111,9 @@ class OwnSide:
         previous = update.generation if self.options["previous_logprobs"] == "generation" else update.previous
         if self.current_is_previous:
             previous = current.detach()
+        if self.probability_bound < inf:
+            moved = (current.exp() - update.generation.exp()).detach() * update.advantages.detach().sign()
+            update = replace(update, advantages=update.advantages * (moved <= self.probability_bound))
         inputs = self._inputs(replace(update, mask=mask), current, previous)
         # KL and entropy are added here where their convention is another than the loss's own.
         own_kl = not self.kl_is_bounded and self.options["kl_coefficient"] > 0
@@ -120,6 +128,8 @@ class OwnSide:
             kl = self._unbounded_kl(current.reshape(-1), update.reference.reshape(-1))
             total = total + self.options["kl_coefficient"] * (weights * kl).sum()
             metrics["kl"] = float((kl * inputs.loss_mask).sum().detach() / max(inputs.counts.num_loss_tokens, 1))
+        if self.generator_weight:
+            total = total + self.generator_weight * (weights * (current - update.generation).square().reshape(-1)).sum()
         if self.entropy_by_token:
             mean = (update.entropies * mask).sum() / mask.sum().clamp(min=1)
             total = total - self.options["entropy_coefficient"] * mean

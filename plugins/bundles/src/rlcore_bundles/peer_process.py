@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -151,6 +152,7 @@ def _run(executable: str, place: Path, name: str) -> Any:
         process = subprocess.run(
             [executable, "-c", program, worker.__file__, str(place)],
             cwd=place,
+            env={**os.environ, "TORCHDYNAMO_DISABLE": "1"},  # compiled functions are called as they are written
             capture_output=True,
             text=True,
             errors="replace",
@@ -173,12 +175,6 @@ def _require_answer(name: str, found: Mapping[str, Any], executable: str, functi
         what = f"{executable} does not import it: {found['text']}"
         remedy = f"{how} Another environment is named with --python."
         raise ConfigError([Problem(path=f"--with {name}", found=what, expected="the framework", remedy=remedy)])
-
-
-def settings_lines(called: Called) -> list[str]:
-    """The framework's settings, and the recipe's options without a counterpart."""
-    lines = [f"  {key} = {value}" for key, value in called.settings.items()]
-    return [*lines, *(f"  no counterpart: {one}" for one in called.unmapped)]
 
 
 def as_record(called: Called) -> dict[str, Any]:
