@@ -18,6 +18,7 @@ WEIGHTS = frozenset({"loss mask", "token weights", "policy loss, sum", "KL term,
 RATIOS = frozenset({"log ratio", "importance weights", "policy loss", "policy loss, sum", "loss", "gradient", "metrics"})
 KL = frozenset({"KL term", "KL term, sum", "loss", "gradient", "metrics"})
 ENTROPY = frozenset({"entropy weights", "loss"})
+EVERY = WEIGHTS | RATIOS | KL | ENTROPY | {"entropy weights"}
 EPSILONS = (0.0, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3)
 MOST = 3
 """Conventions that together explain one term."""
@@ -54,6 +55,19 @@ def combinations_of(conventions: list[Convention]) -> Iterator[tuple[Convention,
                 yield chosen
 
 
+def scaling(term: str, factor: float, own: OwnSide) -> Convention | None:
+    """The convention by which a term is a constant times rlcore's; None for a term that no coefficient scales."""
+    match term:
+        case "token weights":
+            text = f"tokens weigh {factor:.6g} times what they do here"
+            return _knob("scale", text, WEIGHTS | {"entropy weights"}, weight_factor=factor)
+        case "KL term":
+            return _option("kl weight", "kl_coefficient", factor * own.options["kl_coefficient"], own, KL)
+        case "entropy weights":
+            return _option("entropy", "entropy_coefficient", factor * own.options["entropy_coefficient"], own, ENTROPY)
+    return None
+
+
 def _option(axis: str, name: str, value: object, own: OwnSide, terms: frozenset[str], **also: object) -> Convention:
     """A convention that is another value of one of rlcore's options."""
     text = f"{name} = {_plain(value)}, here {_plain(own.options[name])}"
@@ -72,7 +86,9 @@ def _changed(side: OwnSide, terms: frozenset[str], **fields: object) -> OwnSide:
 
 
 def _plain(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, str):
+        return f'"{value}"'
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _others(values: tuple[object, ...], own: object) -> Iterator[object]:
@@ -96,7 +112,7 @@ def _of_advantages(own: OwnSide) -> Iterator[Convention]:
 def _of_weights(own: OwnSide, width: int) -> Iterator[Convention]:
     options = own.options
     terms = WEIGHTS | {"entropy weights"}
-    yield _knob("mask", "truncated samples are masked, here they train", terms | {"policy loss", "metrics"}, masks_truncated=True)
+    yield _knob("mask", "truncated samples are masked, here they train", EVERY, masks_truncated=True)
     for value in _others(get_args(Normalisation), options["loss_normalisation"]):
         if value != "constant":
             yield _option("mean", "loss_normalisation", value, own, terms)
@@ -127,7 +143,7 @@ def _of_ratios(own: OwnSide) -> Iterator[Convention]:
         yield Convention(axis="clip", text="no clip of the ratio, here one", terms=terms - {"log ratio"}, apply=apply)
         masked = "tokens whose probability moved by more than 0.2 are masked, here the ratio is clipped"
         free_mask = lambda side: evolve(side.with_options(**free), probability_bound=0.2)  # noqa: E731
-        yield Convention(axis="clip", text=masked, terms=terms - {"log ratio", "importance weights"}, apply=free_mask)
+        yield Convention(axis="clip", text=masked, terms=terms, apply=free_mask)
     for level in _others(get_args(RatioLevel), options["ratio"]):
         yield _option("ratio", "ratio", level, own, terms)
     for source in _others(("trainer", "generation"), options["previous_logprobs"]):
@@ -145,6 +161,8 @@ def _of_ratios(own: OwnSide) -> Iterator[Convention]:
 
 def _of_terms(own: OwnSide) -> Iterator[Convention]:
     options = own.options
+    by_sequence = "metrics are means over sequences, here over tokens"
+    yield _knob("metrics", by_sequence, frozenset({"metrics"}), metrics_by_sequence=True)
     added = "0.001 times the squared log ratio to the generator is added, here nothing"
     yield _knob("generator", added, frozenset({"loss", "gradient"}), generator_weight=1e-3)
     if options["kl_coefficient"]:

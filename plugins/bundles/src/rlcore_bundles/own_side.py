@@ -5,7 +5,7 @@ Shapes: N sequences, each from its first loss token on and padded on the right t
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import inf
 from typing import Any
 
@@ -60,6 +60,10 @@ class OwnSide:
     """Greatest change of a token's probability since the generator's, in the direction of its advantage, at which it trains."""
     generator_weight: float = 0.0
     """Weight of the squared log ratio to the generator."""
+    weight_factor: float = 1.0
+    """A constant factor of the loss."""
+    metrics_by_sequence: bool = False
+    """Whether a metric is a mean over sequences, in place of that over tokens."""
     kl_metric_as_loss: bool = False
     """Whether the reported KL divergence has the mean of the loss, in place of that over tokens."""
 
@@ -136,7 +140,16 @@ class OwnSide:
         if self.kl_metric_as_loss and "kl" in metrics:
             kl = kl_estimate((update.reference - current).detach().reshape(-1), self.options["kl_estimator"])
             metrics["kl"] = float((weights * kl).sum())
-        return total, metrics
+        return total * self.weight_factor, self._by_sequence(update) if self.metrics_by_sequence else metrics
+
+    def _by_sequence(self, update: Update) -> dict[str, float]:
+        side, rows = evolve(self, metrics_by_sequence=False), [number for number, one in enumerate(update.mask) if one.any()]
+        names = [one.name for one in fields(update) if isinstance(getattr(update, one.name), Tensor)]
+        found = [
+            side.loss(replace(update, **{name: getattr(update, name)[number : number + 1] for name in names}))[1]
+            for number in rows
+        ]
+        return {name: sum(one[name] for one in found) / len(found) for name in found[0]}
 
     def _config(self, *, kl: bool, entropy: bool) -> LossConfig:
         options = {name: value for name, value in self.options.items() if name in fields_dict(LossConfig)}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rlcore.spi.arrays import AnyArray
 from rlcore_bundles.compared_batch import ComparedBatch, as_dtype
-from rlcore_bundles.conventions import Convention, combinations_of, conventions_of
+from rlcore_bundles.conventions import Convention, combinations_of, conventions_of, scaling
 from rlcore_bundles.difference import FACTOR, UNITS_OF_FLOAT32
 from rlcore_bundles.own_side import OwnSide
 from rlcore_bundles.peers.terms import TERMS, LossTerms
@@ -73,6 +73,9 @@ class _Numbers:
     rounding: Float64Array
     scale: float = 0.0
     """The sum of absolute parts, of a term that is a sum."""
+
+
+Ours: TypeAlias = Callable[[OwnSide], _Numbers | None]
 
 
 class Terms:
@@ -145,6 +148,10 @@ class _Comparison:
         width = 1 if batch.own.update is None else batch.own.update.mask.shape[1]
         self._known = list(conventions_of(batch.own, width))
         self._found: list[Convention] = []
+        self._settled: list[tuple[str, Ours, _Numbers]] = []
+        """The terms that are equal or explained, which a later convention may not undo."""
+        self._replaced: dict[str, str] = {}
+        """The text of a convention, by that of the one which it stands for since a later term."""
         self._own = Terms(batch.own)
 
     def rows(self, reasons: Mapping[str, str]) -> list[TermRow]:
@@ -155,8 +162,15 @@ class _Comparison:
                 theirs = _numbers(self._peer.terms[term], self._peer.wide[term])
                 rows.append(self._row(term, term, theirs, lambda side, term=term: Terms(side).numbers(term)))
         if "loss" in reasons:
-            return [*rows, TermRow(term="loss", verdict="not compared", reason=reasons["loss"])]
-        return [*rows, *self._metric_rows()]
+            rows.append(TermRow(term="loss", verdict="not compared", reason=reasons["loss"]))
+        else:
+            rows += self._metric_rows()
+        return [evolve(row, conventions=tuple(dict.fromkeys(map(self._current, row.conventions)))) for row in rows]
+
+    def _current(self, text: str) -> str:
+        while text in self._replaced:
+            text = self._replaced[text]
+        return text
 
     def _metric_rows(self) -> Iterator[TermRow]:
         for theirs, ours in self._peer.metric_names.items():
@@ -165,45 +179,66 @@ class _Comparison:
                 one = _numbers(value.astype(np.float32), value)
                 yield self._row("metrics", f"{ours} ({theirs})", one, lambda side, ours=ours: Terms(side).metric(ours))
 
-    def _row(self, term: str, name: str, theirs: _Numbers, ours: Callable[[OwnSide], _Numbers | None]) -> TermRow:
+    def _row(self, term: str, name: str, theirs: _Numbers, ours: Ours) -> TermRow:
         plain = ours(self._batch.own)
         assert plain is not None
-        row = self._compared(term, name, plain, theirs)
+        row = self._explained(term, self._compared(term, name, plain, theirs), ours, theirs)
+        if row.verdict != "differs" or self._fits(term, ours, self._with(term, ()), theirs) is not None:
+            self._settled.append((term, ours, theirs))
+        return row
+
+    def _explained(self, term: str, row: TermRow, ours: Ours, theirs: _Numbers) -> TermRow:
+        """The row with the conventions that explain its difference."""
         if row.verdict != "differs":
             return row
-        earlier = [one for one in self._found if term in one.terms]
+        earlier = self._with(term, ())
         if earlier and self._fits(term, ours, earlier, theirs) is not None:
             return evolve(row, conventions=_texts(earlier))
-        taken = {one.axis for one in earlier}
-        candidates = [one for one in self._known if term in one.terms and one.axis not in taken]
-        if new := self._explanation(term, ours, earlier, candidates, theirs):
-            self._found += new
-            return evolve(row, conventions=_texts([*earlier, *new]))
-        changed = ours(_changed(self._batch.own, earlier))
-        factor = None if changed is None else _factor(changed, theirs)
-        return row if factor is None else evolve(row, conventions=(*_texts(earlier), f"{factor:.6g} times rlcore's"))
+        new = self._explanation(term, ours, theirs)
+        if not new and (changed := ours(_changed(self._batch.own, earlier))) is not None:
+            factor = _factor(changed, theirs)
+            if factor is None:
+                return row
+            scaled = scaling(term, factor, _changed(self._batch.own, self._found))
+            if scaled is None:
+                return evolve(row, conventions=(*_texts(earlier), f"{factor:.6g} times rlcore's"))
+            new = (scaled,)
+        self._take(new)
+        return evolve(row, conventions=_texts(self._with(term, ())))
 
-    def _explanation(
-        self,
-        term: str,
-        ours: Callable[[OwnSide], _Numbers | None],
-        earlier: Sequence[Convention],
-        candidates: list[Convention],
-        theirs: _Numbers,
-    ) -> tuple[Convention, ...]:
+    def _with(self, term: str, chosen: Sequence[Convention]) -> list[Convention]:
+        """The conventions of a term that were found so far, with these in place of others of their axes."""
+        axes = {one.axis for one in chosen}
+        return [*(one for one in self._found if term in one.terms and one.axis not in axes), *chosen]
+
+    def _take(self, new: Sequence[Convention]) -> None:
+        for one in self._found:
+            self._replaced |= {one.text: other.text for other in new if other.axis == one.axis}
+        axes = {one.axis for one in new}
+        self._found = [*(one for one in self._found if one.axis not in axes), *new]
+
+    def _explanation(self, term: str, ours: Ours, theirs: _Numbers) -> tuple[Convention, ...]:
         """The smallest set of conventions under which the sides are equal, of these that which leaves the least; none is ()."""
         best: tuple[float, tuple[Convention, ...]] | None = None
+        candidates = [one for one in self._known if term in one.terms and one not in self._found]
         for tried, chosen in enumerate(combinations_of(candidates)):
             if tried >= MOST_SETS or (best is not None and len(chosen) > len(best[1])):
                 break
-            left = self._fits(term, ours, [*earlier, *chosen], theirs)
-            if left is not None and (best is None or left < best[0]):
+            left = self._fits(term, ours, self._with(term, chosen), theirs)
+            if left is not None and (best is None or left < best[0]) and self._undoes_nothing(chosen):
                 best = left, chosen
         return () if best is None else best[1]
 
-    def _fits(
-        self, term: str, ours: Callable[[OwnSide], _Numbers | None], chosen: Sequence[Convention], theirs: _Numbers
-    ) -> float | None:
+    def _undoes_nothing(self, chosen: Sequence[Convention]) -> bool:
+        """Return whether the terms before are equal under these conventions too."""
+        axes = {one.axis for one in chosen}
+        return all(
+            self._fits(term, ours, self._with(term, [one for one in chosen if term in one.terms]), theirs) is not None
+            for term, ours, theirs in self._settled
+            if any(term in one.terms for one in (*chosen, *(one for one in self._found if one.axis in axes)))
+        )
+
+    def _fits(self, term: str, ours: Ours, chosen: Sequence[Convention], theirs: _Numbers) -> float | None:
         """What is left of the difference under some conventions; None where it is more than rounding."""
         found = ours(_changed(self._batch.own, chosen))
         if found is None or len(found.values) != len(theirs.values):

@@ -93,8 +93,10 @@ class LossTerms:
 
     @cached_property
     def _importance_weights(self) -> Tensor:
-        one = torch.ones_like(self._update.logprobs)
-        return self._weighed(self._part(advantages=-one, logprobs=self._update.previous))
+        # A mask of tokens may hold for one sign of the advantage alone.
+        one, update = torch.ones_like(self._update.logprobs), self._update
+        signs = [-self._part(advantages=one, logprobs=update.previous), self._part(advantages=-one, logprobs=update.previous)]
+        return self._weighed(torch.where(signs[0].abs() > signs[1].abs(), *signs))
 
     @cached_property
     def _log_ratio(self) -> Tensor:
@@ -106,7 +108,7 @@ class LossTerms:
         low = -self._weighed(self._part(advantages=one, logprobs=near))
         high = self._weighed(self._part(advantages=-one, logprobs=near))
         weights = self._importance_weights
-        ratio = torch.where(low < weights, low, high)
+        ratio = torch.where((low < weights) & (low > 0), low, high)
         is_there = (weights != 0) & (ratio > 0)
         return torch.where(is_there, times * torch.log(torch.where(is_there, ratio / weights, one)), torch.zeros_like(ratio))
 

@@ -243,7 +243,8 @@ class Trl:
         masks = [one[:length].long().tolist() for one, length in zip(mask, lengths, strict=True)]
         logprobs = None if generation is None else [one[:length].tolist() for one, length in zip(generation, lengths, strict=True)]
         texts = [""] * len(mask)
-        trainer.__dict__["generated"] = (given, ids, masks, texts, logprobs, {}, None, None)
+        whole = (given, ids, masks, texts, logprobs, {}, None, None)
+        trainer.__dict__["generated"] = (given, ids, texts) if self._is_rloo else whole
         trainer.__dict__["_is_vlm"] = False
         found: dict[str, Any] = trainer._generate_and_score_completions([{"prompt": ""} for _ in texts])
         return found

@@ -1,0 +1,99 @@
+"""rlcore beside the code of TRL and verl: the numbers of both as they were computed once, and as an installed one computes them.
+
+tests/bundles/data/peer_numbers.json has the numbers, with the versions that computed them. It is written again by
+RLCORE_UPDATE_PEERS=1 python -m pytest tests/bundles/test_peers.py, with RLCORE_TEST_TRL and RLCORE_TEST_VERL naming the
+environments in which the frameworks are installed.
+"""
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlcore_bundles.peer_comparison import PeerTerms, TermRow, compare_terms
+from rlcore_bundles.peer_process import Called, call_adapter
+
+from .peer_cases import CASES, batch_of_case
+
+FILE = Path(__file__).with_name("data") / "peer_numbers.json"
+FROZEN: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
+PEERS = ("trl", "verl")
+EPSILON = "advantage_epsilon = 0.0001, here 1e-06"
+ESTIMATE = 'kl_gradient = "estimate", here "expectation"'
+BY_LOSS = "the reported divergence has the mean of the loss, here that over tokens"
+DUAL = "dual_clip = 3, here none"
+EXPECTED: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
+    ("trl", "grpo"): {"advantages": (EPSILON,)},
+    ("trl", "grpo with KL"): {"advantages": (EPSILON,), "gradient": (ESTIMATE,)},
+}
+"""The conventions of each term that differs."""
+
+
+def environment(peer: str) -> Path | None:
+    """The environment that has a framework; skips where none has."""
+    if (named := os.environ.get(f"RLCORE_TEST_{peer.upper()}")) is not None:
+        return Path(named)
+    if importlib.util.find_spec(peer) is None:
+        pytest.skip(f"{peer} is not installed, and RLCORE_TEST_{peer.upper()} names no environment that has it")
+    return None
+
+
+def as_record(called: Called) -> dict[str, Any]:
+    """The numbers of a framework as JSON holds them."""
+    terms = called.terms
+    return {
+        "terms": {name: [float(f"{one:.9g}") for one in column] for name, column in terms.terms.items()},
+        "wide": {name: [float(f"{one:.12g}") for one in column] for name, column in terms.wide.items()},
+        "metrics": {name: float(f"{terms.metrics[name]:.9g}") for name in terms.metric_names if name in terms.metrics},
+        "metric_names": dict(terms.metric_names),
+        "reasons": dict(called.reasons),
+    }
+
+
+def frozen_terms(record: dict[str, Any]) -> PeerTerms:
+    """The numbers of a record."""
+    return PeerTerms(
+        terms={name: np.array(column, np.float32) for name, column in record["terms"].items()},
+        wide={name: np.array(column, np.float64) for name, column in record["wide"].items()},
+        metrics=record["metrics"],
+        metric_names=record["metric_names"],
+    )
+
+
+def conventions(rows: list[TermRow]) -> dict[str, tuple[str, ...]]:
+    """The conventions of each term that differs."""
+    return {row.term: tuple(row.conventions) for row in rows if row.verdict == "differs"}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("peer", PEERS)
+def test_every_difference_from_the_frameworks_numbers_has_a_name(peer: str, name: str) -> None:
+    record = FROZEN[peer]["cases"][name]
+    rows = compare_terms(batch_of_case(name), frozen_terms(record), record["reasons"])
+    assert conventions(rows) == EXPECTED.get((peer, name), {}), rows
+    assert sum(row.verdict in ("equal", "rounding") for row in rows) >= 5
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("peer", PEERS)
+def test_an_installed_framework_computes_these_numbers(peer: str) -> None:
+    python = environment(peer)
+    found = {name: call_adapter(peer, batch_of_case(name), {}, python=python) for name in CASES}
+    assert not [one.failures for one in found.values() if one.failures]
+    version = next(iter(found.values())).version
+    records = {name: as_record(called) for name, called in found.items()}
+    if os.environ.get("RLCORE_UPDATE_PEERS"):
+        FILE.parent.mkdir(exist_ok=True)
+        written = json.loads(FILE.read_text()) if FILE.exists() else {}
+        FILE.write_text(json.dumps({**written, peer: {"version": version, "cases": records}}, separators=(",", ":")) + "\n")
+        return
+    for name, record in records.items():
+        frozen = FROZEN[peer]["cases"][name]
+        assert record["terms"].keys() == frozen["terms"].keys()
+        for term, column in record["terms"].items():
+            np.testing.assert_allclose(column, frozen["terms"][term], rtol=1e-5, atol=1e-6, err_msg=f"{version}, {name}: {term}")
+        assert record["reasons"] == frozen["reasons"]
