@@ -95,7 +95,8 @@ class OwnSide:
         else:
             found = group_advantages(rewards, groups, baseline=baseline, normalisation="none", epsilon=0.0)
             of = groups if normalisation == "std" else np.zeros_like(groups)
-            found = found / np.array([rewards[of == one].std() + epsilon for one in of])
+            divisors = np.array([rewards[of == one].std() + epsilon for one in of])
+            found = np.where(found == 0, 0.0, found / np.where(divisors > 0, divisors, 1.0))
         if self.keeps_lone_reward:
             _, inverse, sizes = np.unique(groups, return_inverse=True, return_counts=True)
             found = np.where(sizes[inverse] == 1, rewards, found)

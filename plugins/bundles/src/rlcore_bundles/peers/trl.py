@@ -118,6 +118,8 @@ class Trl:
             found["epsilon_high"] = 1 + options["clip_high"]  # TRL bounds the ratio itself
             if options["clip_low"] < 1:
                 self.unmapped.append(f"clip_low = {options['clip_low']:g}: TRL's cispo clips from above alone")
+        if loss_type == "dr_grpo":
+            found["max_completion_length"] = options["constant_length"]
         if objective == "clipped" and options["dual_clip"] is not None:
             found["delta"] = options["dual_clip"]
         if options["ratio"] != "token":
