@@ -16,8 +16,8 @@ from click.testing import CliRunner, Result
 from rlcore.spi import ConfigError, PluginError
 from rlcore.spi.errors import CheckpointError
 from rlcore_bundles.bundle import Bundle
-from rlcore_bundles.compared_batch import batch_of
 from rlcore_bundles.compare_command import compare_command
+from rlcore_bundles.compared_batch import batch_of
 from rlcore_bundles.peer_process import call_adapter
 from rlcore_bundles.storage import write_bundle
 
@@ -179,7 +179,11 @@ def test_an_interpreter_that_ends_early_is_shown(tmp_path: Path) -> None:
             ("found the loss mine:loss; expected a step of an algorithm with rlcore_torchkit.rl",),
         ),
         (lambda one: one, {"changes": {"colour": 1}}, ("colour: found no such option; expected an option of the algorithm",)),
-        (lambda one: one, {"changes": {"ratio": "word", "clip_low": "x"}}, ("ratio: found 'word'; expected one of token", "clip_low")),
+        (
+            lambda one: one,
+            {"changes": {"ratio": "word", "clip_low": "x"}},
+            ("ratio: found 'word'; expected one of token", "clip_low"),
+        ),
     ],
     ids=["no update", "no such update", "no advantages", "another loss", "no such option", "wrong values"],
 )

@@ -1,4 +1,4 @@
-"""rlcore beside the code of TRL and verl: the numbers of both as they were computed once, and as an installed one computes them.
+"""rlcore beside the code of TRL and verl: their numbers as they were computed once, and as an installed one computes them.
 
 tests/bundles/data/peer_numbers.json has the numbers, with the versions that computed them. It is written again by
 RLCORE_UPDATE_PEERS=1 python -m pytest tests/bundles/test_peers.py, with RLCORE_TEST_TRL and RLCORE_TEST_VERL naming the
@@ -34,7 +34,7 @@ BY_SEQUENCE = ("metrics are means over sequences, here over tokens",)
 BY_TOKEN = ("the entropy bonus is a mean over tokens, here that of the loss",)
 EXPECTED: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
     "trl": {
-        **dict.fromkeys(("grpo", "grpo by sequence", "dapo", "gspo", "cispo", "sapo"), {"advantages": EPSILON}),
+        **{key: {"advantages": EPSILON} for key in ("grpo", "grpo by sequence", "dapo", "gspo", "cispo", "sapo")},
         "grpo with KL": {"advantages": EPSILON, "gradient": (ESTIMATE,)},
         "dr_grpo": {},
         "entropy": {"advantages": EPSILON, "entropy weights": BY_TOKEN},
@@ -47,7 +47,7 @@ EXPECTED: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
     "verl": {
         **dict.fromkeys(("grpo", "grpo by sequence", "dr_grpo", "entropy"), OF_DUAL),
         "grpo with KL": {**OF_DUAL, "gradient": (DUAL, ESTIMATE)},
-        **dict.fromkeys(("dapo", "gspo", "rloo", "cispo", "sapo"), {}),
+        **{key: {} for key in ("dapo", "gspo", "rloo", "cispo", "sapo")},
     },
 }
 """The conventions of each term that differs."""
@@ -119,5 +119,7 @@ def test_an_installed_framework_computes_these_numbers(peer: str) -> None:
         frozen = FROZEN[peer]["cases"][name]
         assert record["terms"].keys() == frozen["terms"].keys()
         for term, column in record["terms"].items():
-            np.testing.assert_allclose(column, frozen["terms"][term], rtol=1e-5, atol=1e-6, err_msg=f"{version}, {name}: {term}")
+            np.testing.assert_allclose(
+                column, frozen["terms"][term], rtol=1e-5, atol=1e-6, err_msg=f"{version}, {name}: {term}"
+            )
         assert record["reasons"] == frozen["reasons"]

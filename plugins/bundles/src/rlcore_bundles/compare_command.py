@@ -27,7 +27,9 @@ SHOWN = 8
 @click.option("--with", "peer", required=True, help="The framework, such as trl or verl.")
 @click.option("--python", type=click.Path(path_type=Path), help="The environment or interpreter that has it; else this one.")
 @click.option("--checkout", type=click.Path(path_type=Path), help="The framework's sources, where it is no installed package.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the framework, in place of the recipe's.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the framework, in place of the recipe's."
+)
 @click.option("--update", type=int, help="The optimizer step of the bundle, counted from 1; by default the last.")
 @click.option(
     "--move",
@@ -36,7 +38,9 @@ SHOWN = 8
     metavar="NATS",
     help="Add a normal number of this size to each log-probability of the policy, so that clips act.",
 )
-@click.option("--from", "dump", type=click.Path(path_type=Path), help="The framework's own dump of samples, in place of a bundle's.")
+@click.option(
+    "--from", "dump", type=click.Path(path_type=Path), help="The framework's own dump of samples, in place of a bundle's."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 def compare_command(
     bundle: Path | None,
@@ -52,13 +56,15 @@ def compare_command(
 ) -> None:
     """Compute a bundle's step by another framework's own code, and name the convention behind each difference.
 
-    OPTION=VALUE changes an option of rlcore's algorithm, such as advantage_epsilon=1e-4. The exit code is 1 where a term differs
-    and no convention explains it.
+    OPTION=VALUE changes an option of rlcore's algorithm, such as advantage_epsilon=1e-4. The exit code is 1 where a term
+    differs and no convention explains it.
     """
     if bundle is not None and "=" in str(bundle) and not bundle.exists():
         bundle, overrides = None, [str(bundle), *overrides]
     if (bundle is None) == (dump is None):
-        raise click.UsageError("expected either BUNDLE, a folder that `rlcore record` writes, or --from with a framework's dump")
+        raise click.UsageError(
+            "expected either BUNDLE, a folder that `rlcore record` writes, or --from with a framework's dump"
+        )
     # Imported here: the command's help needs no torch.
     from rlcore.config.load import raw_from
     from rlcore_bundles.compared_batch import batch_of

@@ -126,7 +126,9 @@ def as_dtype(side: OwnSide, dtype: torch.dtype) -> OwnSide:
     """The side with floating tensors of a dtype."""
     recorded = None if side.recorded is None else side.recorded.to(dtype)
     samples = None if side.samples is None else batch_as(side.samples, dtype)
-    return evolve(side, recorded=recorded, samples=samples, update=None if side.update is None else batch_as(side.update, dtype))
+    return evolve(
+        side, recorded=recorded, samples=samples, update=None if side.update is None else batch_as(side.update, dtype)
+    )
 
 
 def batch_as(batch: BatchT, dtype: torch.dtype) -> BatchT:
@@ -190,8 +192,8 @@ def _notes(own: OwnSide) -> Iterator[str]:
     moved = float((own.update.logprobs - previous).abs().max())
     if moved < 1e-3:
         yield (
-            f"Every ratio is 1 to within {moved:.1g}: clips and clamps do not act. A later update has other ratios, and --move 0.5 "
-            "makes some"
+            f"Every ratio is 1 to within {moved:.1g}: clips and clamps do not act. A later update has other ratios, and "
+            "--move 0.5 makes some."
         )
 
 

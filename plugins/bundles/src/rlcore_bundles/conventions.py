@@ -148,7 +148,9 @@ def _of_ratios(own: OwnSide) -> Iterator[Convention]:
         yield _option("ratio", "ratio", level, own, terms)
     for source in _others(("trainer", "generation"), options["previous_logprobs"]):
         yield _option("previous", "previous_logprobs", source, own, terms)
-    yield _knob("previous", "the policy's own log-probabilities are the old ones, here the step's", terms, current_is_previous=True)
+    yield _knob(
+        "previous", "the policy's own log-probabilities are the old ones, here the step's", terms, current_is_previous=True
+    )
     if options["previous_logprobs"] != "generation":
         for value in _others(("token", "sequence", "none"), options["importance_correction"]):
             yield _option("importance", "importance_correction", value, own, terms)

@@ -17,7 +17,7 @@ from rlcore_bundles.compared_batch import ComparedBatch, as_dtype
 from rlcore_bundles.conventions import Convention, combinations_of, conventions_of, scaling
 from rlcore_bundles.difference import FACTOR, UNITS_OF_FLOAT32
 from rlcore_bundles.own_side import OwnSide
-from rlcore_bundles.peers.terms import TERMS, LossTerms
+from rlcore_bundles.peers.terms import LossTerms
 
 Verdict: TypeAlias = Literal["equal", "rounding", "differs", "not compared"]
 Float64Array: TypeAlias = NDArray[np.float64]
@@ -156,7 +156,11 @@ class _Comparison:
 
     def rows(self, reasons: Mapping[str, str]) -> list[TermRow]:
         """The rows, in the order in which the terms follow from each other."""
-        rows = [TermRow(term="advantages", verdict="not compared", reason=reasons["advantages"])] if "advantages" in reasons else []
+        rows = (
+            [TermRow(term="advantages", verdict="not compared", reason=reasons["advantages"])]
+            if "advantages" in reasons
+            else []
+        )
         for term in self._own.names:
             if term in self._peer.terms:
                 theirs = _numbers(self._peer.terms[term], self._peer.wide[term])
@@ -183,7 +187,7 @@ class _Comparison:
         plain = ours(self._batch.own)
         assert plain is not None
         row = self._explained(term, self._compared(term, name, plain, theirs), ours, theirs)
-        if row.verdict != "differs" or self._fits(term, ours, self._with(term, ()), theirs) is not None:
+        if row.verdict != "differs" or self._fits(ours, self._with(term, ()), theirs) is not None:
             self._settled.append((term, ours, theirs))
         return row
 
@@ -192,7 +196,7 @@ class _Comparison:
         if row.verdict != "differs":
             return row
         earlier = self._with(term, ())
-        if earlier and self._fits(term, ours, earlier, theirs) is not None:
+        if earlier and self._fits(ours, earlier, theirs) is not None:
             return evolve(row, conventions=_texts(earlier))
         new = self._explanation(term, ours, theirs)
         if not new and (changed := ours(_changed(self._batch.own, earlier))) is not None:
@@ -212,10 +216,9 @@ class _Comparison:
         return [*(one for one in self._found if term in one.terms and one.axis not in axes), *chosen]
 
     def _take(self, new: Sequence[Convention]) -> None:
-        for one in self._found:
-            self._replaced |= {one.text: other.text for other in new if other.axis == one.axis}
-        axes = {one.axis for one in new}
-        self._found = [*(one for one in self._found if one.axis not in axes), *new]
+        by_axis = {one.axis: one for one in new}
+        self._replaced |= {one.text: by_axis[one.axis].text for one in self._found if one.axis in by_axis}
+        self._found = [*(one for one in self._found if one.axis not in by_axis), *new]
 
     def _explanation(self, term: str, ours: Ours, theirs: _Numbers) -> tuple[Convention, ...]:
         """The smallest set of conventions under which the sides are equal, of these that which leaves the least; none is ()."""
@@ -224,7 +227,7 @@ class _Comparison:
         for tried, chosen in enumerate(combinations_of(candidates)):
             if tried >= MOST_SETS or (best is not None and len(chosen) > len(best[1])):
                 break
-            left = self._fits(term, ours, self._with(term, chosen), theirs)
+            left = self._fits(ours, self._with(term, chosen), theirs)
             if left is not None and (best is None or left < best[0]) and self._undoes_nothing(chosen):
                 best = left, chosen
         return () if best is None else best[1]
@@ -233,12 +236,12 @@ class _Comparison:
         """Return whether the terms before are equal under these conventions too."""
         axes = {one.axis for one in chosen}
         return all(
-            self._fits(term, ours, self._with(term, [one for one in chosen if term in one.terms]), theirs) is not None
+            self._fits(ours, self._with(term, [one for one in chosen if term in one.terms]), theirs) is not None
             for term, ours, theirs in self._settled
             if any(term in one.terms for one in (*chosen, *(one for one in self._found if one.axis in axes)))
         )
 
-    def _fits(self, term: str, ours: Ours, chosen: Sequence[Convention], theirs: _Numbers) -> float | None:
+    def _fits(self, ours: Ours, chosen: Sequence[Convention], theirs: _Numbers) -> float | None:
         """What is left of the difference under some conventions; None where it is more than rounding."""
         found = ours(_changed(self._batch.own, chosen))
         if found is None or len(found.values) != len(theirs.values):

@@ -1,8 +1,8 @@
 """Dumps of samples that other frameworks write, as the samples of a comparison.
 
-TRL writes `completions_STEP.parquet` with `log_completions`: step, prompt, completion, a column a reward function, and advantage.
-verl writes `STEP.jsonl` with `trainer.rollout_data_dir` or `validation_data_dir`: input, output, gts, score, step. Neither holds
-token ids or log-probabilities.
+TRL writes `completions_STEP.parquet` with `log_completions`: step, prompt, completion, a column a reward function, and
+advantage. verl writes `STEP.jsonl` with `trainer.rollout_data_dir` or `validation_data_dir`: input, output, gts, score, step.
+Neither holds token ids or log-probabilities.
 """
 
 import json
@@ -55,7 +55,9 @@ def read_dump(path: Path) -> Dump:
     """Read a dump by its columns. CheckpointError where the file is none of a known framework."""
     if path.is_dir():
         files = sorted(one.name for one in path.iterdir())[:8]
-        raise CheckpointError(f"--from: found {path}, a folder with {', '.join(files) or 'nothing'}; expected one file of it, of one step")
+        raise CheckpointError(
+            f"--from: found {path}, a folder with {', '.join(files) or 'nothing'}; expected one file of it, of one step"
+        )
     if path.suffix == ".parquet":
         return _of_trl(path)
     if path.suffix == ".jsonl":

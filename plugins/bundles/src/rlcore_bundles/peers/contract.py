@@ -114,7 +114,9 @@ def overridden(settings: Mapping[str, Any], overrides: Mapping[str, str], known:
     found = dict(settings)
     for name, text in overrides.items():
         if name not in known:
-            raise PeerError(f"--set {name}: found an option that the framework does not have; it has {', '.join(sorted(known))}")
+            raise PeerError(
+                f"--set {name}: found an option that the framework does not have; it has {', '.join(sorted(known))}"
+            )
         found[name] = _value(name, text, found.get(name, known[name]))
     return found
 

@@ -51,7 +51,11 @@ class NemoRl:
             self.unmapped.append('loss_normalisation = "constant": NeMo-RL has means over tokens or sequences')
         is_sequence = ratio in ("sequence", "sequence_token")
         found |= {"token_level_loss": mean != "sequence" and not is_sequence, "sequence_level_importance_ratios": is_sequence}
-        found |= {"ratio_clip_min": options["clip_low"], "ratio_clip_max": options["clip_high"], "ratio_clip_c": options["dual_clip"]}
+        found |= {
+            "ratio_clip_min": options["clip_low"],
+            "ratio_clip_max": options["clip_high"],
+            "ratio_clip_c": options["dual_clip"],
+        }
         found |= {"use_cispo": objective == "cispo", "disable_ppo_ratio": objective == "policy_gradient"}
         found |= {
             "reference_policy_kl_penalty": options["kl_coefficient"],
@@ -74,7 +78,9 @@ class NemoRl:
         if baseline not in ("group_mean", "leave_one_out") or normalisation not in ("std", "leave_one_out_std", "none"):
             self.reasons["advantages"] = f'NeMo-RL has no estimator for "{baseline}" with "{normalisation}"'
         if normalisation == "std" and baseline == "leave_one_out":
-            self.unmapped.append('advantage_normalisation = "std": with that baseline NeMo-RL takes the deviation of the others')
+            self.unmapped.append(
+                'advantage_normalisation = "std": with that baseline NeMo-RL takes the deviation of the others'
+            )
         if normalisation != "none" and options["advantage_epsilon"] != 1e-6:
             self.unmapped.append(f"advantage_epsilon = {options['advantage_epsilon']:g}: NeMo-RL always has 1e-06")
         return {"normalize_rewards": normalisation != "none", "use_leave_one_out_baseline": baseline == "leave_one_out"}
@@ -84,7 +90,9 @@ class NemoRl:
             return {}
         level = "sequence" if options["ratio"] != "token" else "token"
         if options["importance_correction"] != level:
-            self.unmapped.append(f'importance_correction = "{options["importance_correction"]}": NeMo-RL has that of the ratio, "{level}"')
+            self.unmapped.append(
+                f'importance_correction = "{options["importance_correction"]}": NeMo-RL has that of the ratio, "{level}"'
+            )
         kind = {"truncate": "tis", "mask": "icepop"}[options["importance_bound"]]
         found = {"use_importance_sampling_correction": True, "truncated_importance_sampling_type": kind}
         return found | {
@@ -95,7 +103,9 @@ class NemoRl:
     def advantages(self, samples: Samples) -> Tensor:
         """[N, R], by NeMo-RL's estimator."""
         mask = samples.mask.to(samples.rewards.dtype)
-        found: Tensor = self._estimator.compute_advantage(prompt_ids=samples.group_ids[:, None], rewards=samples.rewards, mask=mask)
+        found: Tensor = self._estimator.compute_advantage(
+            prompt_ids=samples.group_ids[:, None], rewards=samples.rewards, mask=mask
+        )
         return found
 
     def loss(self, update: Update) -> tuple[Tensor, Metrics]:

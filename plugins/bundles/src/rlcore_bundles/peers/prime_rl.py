@@ -43,10 +43,14 @@ class PrimeRl:
         """Add to `unmapped` and `reasons` which options of rlcore's prime-rl has no counterpart of."""
         options = setup.options
         if (options["objective"], options["ratio"]) not in (("clipped", "token"), ("policy_gradient", "token")):
-            self.reasons["loss"] = f'prime-rl has no loss for objective = "{options["objective"]}" with ratio = "{options["ratio"]}"'
-        self.unmapped.append("clip_low and clip_high: prime-rl masks tokens by how far their probability moved (dppo_mask_low, dppo_mask_high)")
+            self.reasons["loss"] = (
+                f'prime-rl has no loss for objective = "{options["objective"]}" with ratio = "{options["ratio"]}"'
+            )
+        self.unmapped.append(
+            "clip_low and clip_high: prime-rl masks tokens by how far their probability moved (dppo_mask_low, dppo_mask_high)"
+        )
         if options["previous_logprobs"] != "generation":
-            self.unmapped.append('previous_logprobs = "trainer": prime-rl\'s ratio is to the generator\'s log-probabilities')
+            self.unmapped.append("previous_logprobs = \"trainer\": prime-rl's ratio is to the generator's log-probabilities")
         if options["loss_normalisation"] != "token":
             self.unmapped.append(f'loss_normalisation = "{options["loss_normalisation"]}": prime-rl has the mean over tokens')
         for name, (off, why) in HAS_NONE.items():

@@ -50,7 +50,9 @@ class Slime:
         self.reasons: dict[str, str] = {}
         self.settings = overridden(self._mapped(setup), setup.overrides, DEFAULTS)
         self._samples_per_prompt = setup.samples_per_prompt
-        require_parameters(self.version, loss.loss_function, ("args", "batch", "num_microbatches", "step_global_batch_size", "logits"))
+        require_parameters(
+            self.version, loss.loss_function, ("args", "batch", "num_microbatches", "step_global_batch_size", "logits")
+        )
         # One process without a model: the model's log-probabilities are given, and Megatron counts one rank.
         loss.get_log_probs_and_entropy = self._given
         one = SimpleNamespace(
@@ -70,8 +72,14 @@ class Slime:
         options = setup.options
         estimator = ESTIMATORS.get((options["objective"], options["ratio"]))
         if estimator is None:
-            self.reasons["loss"] = f'slime has no loss for objective = "{options["objective"]}" with ratio = "{options["ratio"]}"'
-        found = {"advantage_estimator": estimator or "grpo", "eps_clip": options["clip_low"], "eps_clip_high": options["clip_high"]}
+            self.reasons["loss"] = (
+                f'slime has no loss for objective = "{options["objective"]}" with ratio = "{options["ratio"]}"'
+            )
+        found = {
+            "advantage_estimator": estimator or "grpo",
+            "eps_clip": options["clip_low"],
+            "eps_clip_high": options["clip_high"],
+        }
         found |= {"eps_clip_c": options["dual_clip"], "calculate_per_token_loss": options["loss_normalisation"] == "token"}
         if options["loss_normalisation"] == "constant":
             self.unmapped.append('loss_normalisation = "constant": slime has means over tokens or sequences')
@@ -127,7 +135,10 @@ class Slime:
     def loss(self, update: Update) -> tuple[Tensor, Metrics]:
         """slime's loss of one optimizer step in one microbatch, divided as Megatron does."""
         lengths = [update.mask.shape[1]] * len(update.mask)
-        rows = {name: list(getattr(update, name)) for name in ("logprobs", "previous", "generation", "reference", "advantages", "entropies")}
+        rows = {
+            name: list(getattr(update, name))
+            for name in ("logprobs", "previous", "generation", "reference", "advantages", "entropies")
+        }
         masks = [one.to(update.logprobs.dtype) for one in update.mask]
         self._columns = {"log_probs": rows["logprobs"], "entropy": rows["entropies"]}
         batch = {
@@ -153,7 +164,10 @@ def peer(setup: Setup) -> Peer:
     found = Slime(setup)
     return Peer(
         version=found.version,
-        functions=["slime.backends.megatron_utils.loss.loss_function", "slime.ray.rollout.RolloutManager._post_process_rewards"],
+        functions=[
+            "slime.backends.megatron_utils.loss.loss_function",
+            "slime.ray.rollout.RolloutManager._post_process_rewards",
+        ],
         settings=found.settings,
         unmapped=found.unmapped,
         advantages=found.advantages,

@@ -54,7 +54,9 @@ class LossTerms:
         return [name for name in TERMS if self._has.get(name, True)]
 
     def __getitem__(self, name: str) -> Tensor:
-        found: Tensor = getattr(self, "_loss_value" if name == "loss" else "_" + name.replace(",", "").replace(" ", "_").lower())
+        found: Tensor = getattr(
+            self, "_loss_value" if name == "loss" else "_" + name.replace(",", "").replace(" ", "_").lower()
+        )
         return found
 
     @cached_property
@@ -74,7 +76,9 @@ class LossTerms:
     def _part(self, **changes: Any) -> Tensor:
         """[N, R]: each token's part of the policy's loss."""
         advantages = changes.get("advantages", self._update.advantages)
-        return torch.where(self._update.mask, advantages, torch.zeros_like(advantages)) * self._derivative("advantages", **changes)
+        return torch.where(self._update.mask, advantages, torch.zeros_like(advantages)) * self._derivative(
+            "advantages", **changes
+        )
 
     @cached_property
     def _token_weights(self) -> Tensor:

@@ -64,7 +64,9 @@ def _trainer_class(base: Any) -> Any:
             args = self.__dict__["args"]
             if hasattr(args, name):
                 return getattr(args, name)
-            raise PeerError(f"found an access to {base.__name__}.{name}, which the adapter does not set; take another version of TRL")
+            raise PeerError(
+                f"found an access to {base.__name__}.{name}, which the adapter does not set; take another version of TRL"
+            )
 
         def _generate(self, prompts: list[Any]) -> Any:  # noqa: ARG002
             return self.generated
@@ -127,7 +129,12 @@ class Trl:
         if options["ratio"] == "sequence_token":
             self.unmapped.append('ratio = "sequence_token": TRL has the gradient of "sequence"')
         names = {"sapo_temperature_pos": "sapo_temperature_positive", "sapo_temperature_neg": "sapo_temperature_negative"}
-        kernel = {"k_pos": "power_positive", "lambda_pos": "decay_positive", "k_neg": "power_negative", "lambda_neg": "decay_negative"}
+        kernel = {
+            "k_pos": "power_positive",
+            "lambda_pos": "decay_positive",
+            "k_neg": "power_negative",
+            "lambda_neg": "decay_negative",
+        }
         names |= {f"vespo_{theirs}": f"vespo_{ours}" for theirs, ours in kernel.items()}
         found |= {theirs: options[ours] for theirs, ours in names.items() if ours.startswith(objective)}
         if options["kl_coefficient"]:
@@ -145,7 +152,12 @@ class Trl:
             self.reasons["loss"] = f'TRL\'s RLOOTrainer has no loss for objective = "{options["objective"]}"'
         if options["loss_normalisation"] != "sequence":
             self.unmapped.append(f'loss_normalisation = "{options["loss_normalisation"]}": TRL\'s RLOOTrainer has "sequence"')
-        for name, off in (("dual_clip", None), ("kl_coefficient", 0.0), ("entropy_coefficient", 0.0), ("off_policy_maximum", None)):
+        for name, off in (
+            ("dual_clip", None),
+            ("kl_coefficient", 0.0),
+            ("entropy_coefficient", 0.0),
+            ("off_policy_maximum", None),
+        ):
             if options[name] != off:
                 self.unmapped.append(f"{name} = {options[name]}: TRL's RLOOTrainer has no such term in its loss")
         if options["importance_correction"] != "none" and options["previous_logprobs"] != "generation":
@@ -159,10 +171,14 @@ class Trl:
             return found
         normalisation = options["advantage_normalisation"]
         if options["advantage_baseline"] != baseline:
-            self.unmapped.append(f'advantage_baseline = "{options["advantage_baseline"]}": {self._base.__name__} has "{baseline}"')
+            self.unmapped.append(
+                f'advantage_baseline = "{options["advantage_baseline"]}": {self._base.__name__} has "{baseline}"'
+            )
         if self._is_rloo:
             if normalisation not in ("none", "batch_whitening"):
-                self.unmapped.append(f'advantage_normalisation = "{normalisation}": RLOOTrainer has "none", or whitening of the batch')
+                self.unmapped.append(
+                    f'advantage_normalisation = "{normalisation}": RLOOTrainer has "none", or whitening of the batch'
+                )
             found["normalize_advantages"] = normalisation != "none"
         else:
             if normalisation not in SCALES:
@@ -187,7 +203,9 @@ class Trl:
         if options["geometric_minimum"] > 0 or options["geometric_maximum"] < float("inf"):
             self.unmapped.append("geometric_minimum and geometric_maximum: TRL masks no sequence by its mean ratio")
         if options["previous_logprobs"] == "generation":
-            self.unmapped.append('previous_logprobs = "generation": TRL\'s ratio is to the trainer\'s; it is given the generator\'s as these')
+            self.unmapped.append(
+                "previous_logprobs = \"generation\": TRL's ratio is to the trainer's; it is given the generator's as these"
+            )
             return {"use_vllm": False}
         if options["importance_correction"] == "none":
             return {"use_vllm": True, "vllm_importance_sampling_correction": False}
@@ -201,12 +219,16 @@ class Trl:
             "vllm_importance_sampling_clip_min": low or None,
         }
 
-    def _made(self, count: int, *, num_updates: int, num_generations: int, **given: Any) -> Any:
-        """A trainer for a batch of `count` sequences."""
+    def _made(self, *, num_updates: int, num_generations: int, **given: Any) -> Any:
+        """A trainer with the settings."""
         settings = {**self.settings, "num_generations": max(num_generations, 2), "use_vllm": False}
         settings |= {"output_dir": tempfile.gettempdir(), "use_cpu": True, "bf16": False, "report_to": "none"}
         # One optimizer step a slice of the generation batch, so that the old log-probabilities are read.
-        settings |= {"per_device_train_batch_size": settings["num_generations"], "gradient_accumulation_steps": 1, "steps_per_generation": num_updates}
+        settings |= {
+            "per_device_train_batch_size": settings["num_generations"],
+            "gradient_accumulation_steps": 1,
+            "steps_per_generation": num_updates,
+        }
         args = self._config_class(**settings, num_iterations=2)
         model = SimpleNamespace(training=True, is_gradient_checkpointing=False)
         return self._trainer(
@@ -240,10 +262,14 @@ class Trl:
     def _scored(self, trainer: Any, mask: Tensor, truncated: Tensor, generation: Tensor | None) -> dict[str, Any]:
         """What TRL makes of given answers before their loss."""
         lengths = [max(1, int(one.nonzero().max()) + 1 if one.any() else 1) for one in mask]
-        ids = [[OTHER] * (length - 1) + [OTHER if cut else END] for length, cut in zip(lengths, truncated.tolist(), strict=True)]
+        ids = [
+            [OTHER] * (length - 1) + [OTHER if cut else END] for length, cut in zip(lengths, truncated.tolist(), strict=True)
+        ]
         given = [[OTHER]] * len(mask)
         masks = [one[:length].long().tolist() for one, length in zip(mask, lengths, strict=True)]
-        logprobs = None if generation is None else [one[:length].tolist() for one, length in zip(generation, lengths, strict=True)]
+        logprobs = (
+            None if generation is None else [one[:length].tolist() for one, length in zip(generation, lengths, strict=True)]
+        )
         texts = [""] * len(mask)
         whole = (given, ids, masks, texts, logprobs, {}, None, None)
         trainer.__dict__["generated"] = (given, ids, texts) if self._is_rloo else whole
@@ -255,10 +281,12 @@ class Trl:
         """[N], by TRL's trainer."""
         sizes = samples.group_ids.unique_consecutive(return_counts=True)[1]
         if len(sizes.unique()) > 1:
-            raise PeerError(f"TRL's groups have one size; found {int(sizes.min())} to {int(sizes.max())} valid samples in a group")
+            raise PeerError(
+                f"TRL's groups have one size; found {int(sizes.min())} to {int(sizes.max())} valid samples in a group"
+            )
         zeros = torch.zeros_like(samples.mask, dtype=samples.rewards.dtype)
         columns = {"reference": zeros, "previous": zeros}
-        trainer = self._made(len(samples.rewards), num_updates=1, num_generations=int(sizes[0]), given_rewards=samples.rewards, columns=columns)
+        trainer = self._made(num_updates=1, num_generations=int(sizes[0]), given_rewards=samples.rewards, columns=columns)
         scored = self._scored(trainer, samples.mask, samples.truncated, zeros)
         found: Tensor = scored["advantages"]
         return found
@@ -268,7 +296,6 @@ class Trl:
         width = update.mask.shape[1]
         columns = {name: getattr(update, name) for name in ("logprobs", "previous", "reference", "entropies")}
         trainer = self._made(
-            len(update.mask),
             num_updates=update.num_updates,
             num_generations=1,
             given_rewards=torch.zeros(len(update.mask)),

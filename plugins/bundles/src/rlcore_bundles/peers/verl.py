@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore_bundles.peers.contract import Metrics, Peer, PeerError, Samples, Setup, Update, overridden, require_parameters
+from rlcore_bundles.peers.contract import Metrics, Peer, Samples, Setup, Update, overridden, require_parameters
 
 INSTALL = "Run: {python} -m pip install verl."
 ESTIMATORS = {
@@ -77,7 +77,9 @@ class Verl:
             found |= self._estimator(options)
         loss = LOSSES.get((options["objective"], options["ratio"]))
         if loss is None:
-            self.reasons["loss"] = f'verl has no loss for objective = "{options["objective"]}" with ratio = "{options["ratio"]}"'
+            self.reasons["loss"] = (
+                f'verl has no loss for objective = "{options["objective"]}" with ratio = "{options["ratio"]}"'
+            )
         found |= {"loss_mode": loss or "vanilla", "loss_agg_mode": MEANS[options["loss_normalisation"]]}
         if options["loss_normalisation"] == "constant":
             found["loss_scale_factor"] = options["constant_length"]
@@ -110,7 +112,9 @@ class Verl:
         if options["kl_gradient"] == "expectation" and options["kl_estimator"] == "k1":
             kind = "k1+"
         elif options["kl_gradient"] == "expectation":
-            self.unmapped.append('kl_gradient = "expectation": verl differentiates the estimate, or with the sign + takes that of k2')
+            self.unmapped.append(
+                'kl_gradient = "expectation": verl differentiates the estimate, or with the sign + takes that of k2'
+            )
         if options["kl_importance"] != "none":
             self.unmapped.append(f'kl_importance = "{options["kl_importance"]}": verl does not weigh estimates')
         return {"use_kl_loss": True, "kl_loss_coef": options["kl_coefficient"], "kl_loss_type": kind}

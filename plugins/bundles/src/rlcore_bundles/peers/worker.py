@@ -18,9 +18,7 @@ from typing import Any
 def register_packages(folders: Mapping[str, str]) -> None:
     """Make packages importable from their folders, without the environment that these are of."""
     for name, folder in folders.items():
-        spec = importlib.util.spec_from_file_location(
-            name, Path(folder) / "__init__.py", submodule_search_locations=[folder]
-        )
+        spec = importlib.util.spec_from_file_location(name, Path(folder) / "__init__.py", submodule_search_locations=[folder])
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
