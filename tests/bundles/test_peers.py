@@ -62,6 +62,14 @@ def environment(peer: str) -> Path | None:
     return None
 
 
+def checkout(peer: str) -> Path:
+    """The sources of a framework; skips where none are named."""
+    name = f"RLCORE_TEST_{peer.upper()}_CHECKOUT"
+    if (named := os.environ.get(name)) is None:
+        pytest.skip(f"{name} names no sources of {peer}")
+    return Path(named)
+
+
 def as_record(called: Called) -> dict[str, Any]:
     """The numbers of a framework as JSON holds them."""
     terms = called.terms
@@ -123,3 +131,31 @@ def test_an_installed_framework_computes_these_numbers(peer: str) -> None:
                 column, frozen["terms"][term], rtol=1e-5, atol=1e-6, err_msg=f"{version}, {name}: {term}"
             )
         assert record["reasons"] == frozen["reasons"]
+
+
+ADDED = "0.001 times the squared log ratio to the generator is added, here nothing"
+OF_SOURCES: dict[str, set[str]] = {
+    "nemo_rl": set(),
+    "slime": {ESTIMATE},
+    "prime_rl": {
+        "no clip of the ratio, here one",
+        "kl_coefficient = 0, here 0.1",
+        'previous_logprobs = "generation", here "trainer"',
+        ADDED,
+        "tokens whose probability moved by more than 0.2 are masked, here the ratio is clipped",
+    },
+}
+"""The conventions that may differ on GRPO with a KL term."""
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("peer", OF_SOURCES)
+def test_a_framework_of_sources_differs_by_named_conventions_alone(peer: str) -> None:
+    sources, python = checkout(peer), Path(os.environ[f"RLCORE_TEST_{peer.upper()}"])
+    batch = batch_of_case("grpo with KL")
+    called = call_adapter(peer.replace("_", "-"), batch, {}, python=python, checkout=sources)
+    rows = compare_terms(batch, called.terms, called.reasons)
+    assert not called.failures
+    assert all(row.is_explained for row in rows), rows
+    assert {one for row in rows for one in row.conventions} <= OF_SOURCES[peer], rows
+    assert {"token weights", "log ratio", "policy loss", "gradient"} <= {row.term for row in rows}

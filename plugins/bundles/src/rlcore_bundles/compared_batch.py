@@ -134,7 +134,9 @@ def as_dtype(side: OwnSide, dtype: torch.dtype) -> OwnSide:
 def batch_as(batch: BatchT, dtype: torch.dtype) -> BatchT:
     """A batch with floating tensors of a dtype."""
     values = {one.name: getattr(batch, one.name) for one in fields(batch)}
-    changed = {name: one.to(dtype) for name, one in values.items() if isinstance(one, Tensor) and one.is_floating_point()}
+    changed: dict[str, Any] = {
+        name: one.to(dtype) for name, one in values.items() if isinstance(one, Tensor) and one.is_floating_point()
+    }
     return replace(batch, **changed)
 
 
@@ -228,7 +230,8 @@ def _length_penalties(bundle: Bundle, setup: Setup) -> NDArray[np.float64]:
             found = group_length_reward(lengths, bundle.sampled.rewards, bundle.sampled.group_ids)
         case _:
             found = np.zeros(len(lengths))
-    return options["length_penalty_weight"] * found
+    weight: float = options["length_penalty_weight"]
+    return weight * found
 
 
 def _update(bundle: Bundle, update: RecordedUpdate, moved_by: float) -> tuple[Update, Rows]:

@@ -107,7 +107,8 @@ class OwnSide:
             return whitened(values, epsilon=epsilon)
         centred, variance = values - values.mean(), values.var(ddof=self.std_correction)
         divisor = math.sqrt(variance + epsilon) if self.whitens_in_root else math.sqrt(variance) + epsilon
-        return centred / divisor
+        found: NDArray[np.float64] = centred / divisor
+        return found
 
     def loss(self, update: Update) -> tuple[Tensor, dict[str, float]]:
         """The scalar that a trainer minimises, and its metrics."""

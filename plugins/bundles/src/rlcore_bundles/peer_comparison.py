@@ -5,6 +5,7 @@ units of float32.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -164,7 +165,7 @@ class _Comparison:
         for term in self._own.names:
             if term in self._peer.terms:
                 theirs = _numbers(self._peer.terms[term], self._peer.wide[term])
-                rows.append(self._row(term, term, theirs, lambda side, term=term: Terms(side).numbers(term)))
+                rows.append(self._row(term, term, theirs, partial(_term, term)))
         if "loss" in reasons:
             rows.append(TermRow(term="loss", verdict="not compared", reason=reasons["loss"]))
         else:
@@ -181,7 +182,7 @@ class _Comparison:
             if theirs in self._peer.metrics and self._own.metric(ours) is not None:
                 value = np.array([self._peer.metrics[theirs]], np.float64)
                 one = _numbers(value.astype(np.float32), value)
-                yield self._row("metrics", f"{ours} ({theirs})", one, lambda side, ours=ours: Terms(side).metric(ours))
+                yield self._row("metrics", f"{ours} ({theirs})", one, partial(_metric, ours))
 
     def _row(self, term: str, name: str, theirs: _Numbers, ours: Ours) -> TermRow:
         plain = ours(self._batch.own)
@@ -273,6 +274,14 @@ class _Comparison:
     def _place(self, term: str, index: int, count: int) -> str:
         rows = self._batch.sample_rows if term == "advantages" else self._batch.update_rows
         return "the update" if count == 1 or rows is None else rows.place(index)
+
+
+def _term(term: str, side: OwnSide) -> _Numbers:
+    return Terms(side).numbers(term)
+
+
+def _metric(name: str, side: OwnSide) -> _Numbers | None:
+    return Terms(side).metric(name)
 
 
 def _changed(side: OwnSide, conventions: Sequence[Convention]) -> OwnSide:

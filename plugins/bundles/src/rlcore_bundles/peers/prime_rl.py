@@ -67,7 +67,7 @@ class PrimeRl:
         except ImportError as error:
             raise PeerError(f"prime-rl's orchestrator cannot be imported: {error}") from error
         found = []
-        for group in samples.group_ids.unique_consecutive():
+        for group in torch.unique_consecutive(samples.group_ids):
             traces = [_trace(float(reward)) for reward in samples.rewards[samples.group_ids == group]]
             algorithm = grpo.GRPOAlgorithm.__new__(grpo.GRPOAlgorithm)
             algorithm.length_penalty = None

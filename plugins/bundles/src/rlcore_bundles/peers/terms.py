@@ -99,8 +99,9 @@ class LossTerms:
     def _importance_weights(self) -> Tensor:
         # A mask of tokens may hold for one sign of the advantage alone.
         one, update = torch.ones_like(self._update.logprobs), self._update
-        signs = [-self._part(advantages=one, logprobs=update.previous), self._part(advantages=-one, logprobs=update.previous)]
-        return self._weighed(torch.where(signs[0].abs() > signs[1].abs(), *signs))
+        rising = -self._part(advantages=one, logprobs=update.previous)
+        falling = self._part(advantages=-one, logprobs=update.previous)
+        return self._weighed(torch.where(rising.abs() > falling.abs(), rising, falling))
 
     @cached_property
     def _log_ratio(self) -> Tensor:

@@ -165,7 +165,8 @@ class Trl:
         return found | {"epsilon": options["clip_low"], "epsilon_high": options["clip_high"]}
 
     def _estimator(self, setup: Setup, baseline: str) -> dict[str, Any]:
-        options, found = setup.options, {"num_generations": setup.samples_per_prompt}
+        options = setup.options
+        found: dict[str, Any] = {"num_generations": setup.samples_per_prompt}
         found["mask_truncated_completions"] = setup.masks_truncated
         if "advantage_baseline" not in options:
             return found
@@ -230,6 +231,7 @@ class Trl:
             "steps_per_generation": num_updates,
         }
         args = self._config_class(**settings, num_iterations=2)
+        logs: dict[str, Any] = defaultdict(list, rewards=defaultdict(list), extra=defaultdict(list))
         model = SimpleNamespace(training=True, is_gradient_checkpointing=False)
         return self._trainer(
             args,
@@ -250,7 +252,7 @@ class Trl:
             eos_token_ids=[END],
             _tokenizer=SimpleNamespace(pad_token_id=0, eos_token_id=END),
             _metrics={"train": defaultdict(list), "eval": defaultdict(list)},
-            _logs=defaultdict(list, rewards=defaultdict(list), extra=defaultdict(list)),
+            _logs=logs,
             _pending_extra_logs=defaultdict(list),
             _pending_metrics=defaultdict(list),
             aux_loss_enabled=False,
@@ -271,7 +273,7 @@ class Trl:
             None if generation is None else [one[:length].tolist() for one, length in zip(generation, lengths, strict=True)]
         )
         texts = [""] * len(mask)
-        whole = (given, ids, masks, texts, logprobs, {}, None, None)
+        whole: tuple[Any, ...] = (given, ids, masks, texts, logprobs, {}, None, None)
         trainer.__dict__["generated"] = (given, ids, texts) if self._is_rloo else whole
         trainer.__dict__["_is_vlm"] = False
         found: dict[str, Any] = trainer._generate_and_score_completions([{"prompt": ""} for _ in texts])
@@ -279,7 +281,7 @@ class Trl:
 
     def advantages(self, samples: Samples) -> Tensor:
         """[N], by TRL's trainer."""
-        sizes = samples.group_ids.unique_consecutive(return_counts=True)[1]
+        sizes = torch.unique_consecutive(samples.group_ids, return_counts=True)[1]
         if len(sizes.unique()) > 1:
             raise PeerError(
                 f"TRL's groups have one size; found {int(sizes.min())} to {int(sizes.max())} valid samples in a group"

@@ -72,7 +72,8 @@ class Verl:
 
     def _mapped(self, setup: Setup) -> dict[str, Any]:
         """verl's options for rlcore's; adds to `unmapped` and `reasons` what has none."""
-        options, found = setup.options, {}
+        options = setup.options
+        found: dict[str, Any] = {}
         if "advantage_baseline" in options:
             found |= self._estimator(options)
         loss = LOSSES.get((options["objective"], options["ratio"]))
@@ -165,7 +166,8 @@ class Verl:
         """The actor's loss of one update on one device, by verl's `ppo_loss`."""
         from tensordict import TensorDict
 
-        mask, previous, more = update.mask, update.previous, {}
+        mask, previous = update.mask, update.previous
+        more: dict[str, float] = {}
         columns: dict[str, Tensor] = {}
         if self.settings.get("bypass_mode"):
             previous = update.generation

@@ -45,7 +45,8 @@ def answer(folder: Path) -> dict[str, Any]:
         return {"error": str(error)}
     arrays = load_file(folder / "request.safetensors")
     found: dict[str, Any] = {}
-    reasons, metrics, failures = dict(peer.reasons), {}, {}
+    reasons, failures = dict(peer.reasons), dict[str, str]()
+    metrics: dict[str, float] = {}
     for dtype in (torch.float32, torch.float64):
         # Constants that the framework makes are of the same dtype.
         torch.set_default_dtype(dtype)
@@ -80,7 +81,8 @@ def _batches(arrays: Mapping[str, Any], counts: Mapping[str, int], dtype: Any) -
     from rlcore_bundles.peers.contract import Samples, Update
 
     found: dict[str, Any] = {}
-    for part, kind, more in (("advantages", Samples, {}), ("loss", Update, counts)):
+    kinds: Any = (("advantages", Samples, {}), ("loss", Update, counts))
+    for part, kind, more in kinds:
         values = {one.name: arrays[f"{part}/{one.name}"] for one in fields(kind) if f"{part}/{one.name}" in arrays}
         if values:
             values = {name: one.to(dtype) if one.is_floating_point() else one for name, one in values.items()}
