@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from rlcore_bundles.compare_command import lines_of
 from rlcore_bundles.peer_comparison import compare_terms
@@ -37,7 +38,8 @@ def test_the_pages_table_is_the_commands_output() -> None:
 
 def test_the_options_that_the_page_names_make_every_term_equal() -> None:
     record = FROZEN["trl"]["cases"][CASE]
-    batch = batch_of_case(CASE, advantage_epsilon=1e-4, kl_gradient="estimate")
+    batch = batch_of_case(CASE)
+    batch = evolve(batch, own=batch.own.with_options(advantage_epsilon=1e-4, kl_gradient="estimate"))
     rows = compare_terms(batch, frozen_terms(record), record["reasons"])
     assert {row.verdict for row in rows} <= {"equal", "rounding"}, rows
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rlcore_bundles.peer_process import Called
 
 UNEXPLAINED = 1
-"""The exit code where a term differs and no convention explains it."""
+"""The exit code where a term differs and no convention explains it, or nothing could be compared."""
 WIDTH = 120
 SHOWN = 8
 """Metrics without a counterpart that are printed."""
@@ -57,7 +57,7 @@ def compare_command(
     """Compute a bundle's step by another framework's own code, and name the convention behind each difference.
 
     OPTION=VALUE changes an option of rlcore's algorithm, such as advantage_epsilon=1e-4. The exit code is 1 where a term
-    differs and no convention explains it.
+    differs and no convention explains it, and where nothing can be compared.
     """
     if bundle is not None and "=" in str(bundle) and not bundle.exists():
         bundle, overrides = None, [str(bundle), *overrides]
@@ -90,7 +90,8 @@ def compare_command(
         click.echo(json.dumps(record, indent=1))
     else:
         click.echo("\n".join(lines_of(rows, called, batch)))
-    if any(not row.is_explained for row in rows) or called.failures:
+    nothing = all(row.verdict == "not compared" for row in rows)
+    if nothing or called.failures or any(not row.is_explained for row in rows):
         raise click.exceptions.Exit(UNEXPLAINED)
 
 

@@ -231,6 +231,7 @@ class Trl:
             "steps_per_generation": num_updates,
         }
         args = self._config_class(**settings, num_iterations=2)
+        tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=END, batch_decode=lambda ids, **_: [""] * len(ids))
         logs: dict[str, Any] = defaultdict(list, rewards=defaultdict(list), extra=defaultdict(list))
         model = SimpleNamespace(training=True, is_gradient_checkpointing=False)
         return self._trainer(
@@ -250,7 +251,8 @@ class Trl:
             environments=None,
             tools=[],
             eos_token_ids=[END],
-            _tokenizer=SimpleNamespace(pad_token_id=0, eos_token_id=END),
+            _tokenizer=tokenizer,
+            processing_class=tokenizer,
             _metrics={"train": defaultdict(list), "eval": defaultdict(list)},
             _logs=logs,
             _pending_extra_logs=defaultdict(list),
