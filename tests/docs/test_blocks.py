@@ -23,6 +23,7 @@ RUN_BY = {
     "docs/own-loop.md": "tests/session/test_own_loop_document.py",
     "docs/bisect.md": "tests/bundles/test_bisect_document.py",
     "docs/bundles.md": "tests/bundles/test_bundles_document.py",
+    "docs/compare.md": "tests/bundles/test_compare_document.py",
     "docs/plugins.md": "tests/docs/test_plugin_examples.py",
     "docs/python.md": "tests/docs/test_python_document.py",
     "docs/quickstart.md": "tests/docs/test_recipe_documents.py",
@@ -73,6 +74,7 @@ PROGRAMS = {
 }
 """Programs of console blocks, and what checks them or keeps them from being run."""
 TEXTS = {
+    "docs/compare.md": "the command's output: tests/bundles/test_compare_document.py compares it",
     "docs/design.md": "drawings",
     "docs/environments.md": "three keys of NeMo Gym's YAML",
     "docs/failures.md": "what `rlcore failures` prints: tests/report/test_failures_document.py",

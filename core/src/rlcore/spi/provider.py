@@ -45,6 +45,7 @@ ARCHITECTURE_GROUP = "rlcore.architectures"
 
 FUNCTION_KINDS = (
     *("importer", "planner", "chart", "session_server", "training_server", "model_check", "reference_cache", "display", "api"),
+    "peer",
 )
 """Kinds whose entry points name a function."""
 KINDS = (
@@ -58,8 +59,7 @@ KINDS = (
     "command",
     "channel",
     "dataset",
-    "tokenizer",
-    "renderer",
+    *("tokenizer", "renderer"),
 )
 """Every kind of entry point: the roles of plugins, and what else a package may add."""
 

@@ -38,6 +38,13 @@ CERTIFY = CommandSpec(
     command="rlcore_bundles.certificate.command:certify_command",
     priority=59,
 )
+COMPARE = CommandSpec(
+    name="compare",
+    spi=SPI_VERSION,
+    help="Compute a bundle's step by another framework's code, and name the conventions that differ.",
+    command="rlcore_bundles.compare_command:compare_command",
+    priority=57,
+)
 BUNDLES = LoopObserverProvider(name="bundles", spi=SPI_VERSION, observer="rlcore_bundles.observer:BundleObserver")
 RECEIPTS = LoopObserverProvider(
     name="receipts",
