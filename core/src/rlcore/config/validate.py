@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -108,26 +109,12 @@ def _temperatures(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(path=f"{key}.temperature", found=f"{value:g}", expected=expected, remedy=remedy)
 
 
-@rule("lora", "checkpoint.export")
-def _adapters_to_export(recipe: Recipe) -> Iterator[Problem]:
-    if recipe.checkpoint.export == "peft" and recipe.lora is None:
-        yield Problem(
-            path="checkpoint.export",
-            found='"peft", without a [lora]',
-            expected='"hf" or "none": there are no adapters',
-            remedy='Write [lora], or set checkpoint.export to "hf".',
-        )
-
-
-@rule("lora", "refit.adapters")
-def _adapters_to_send(recipe: Recipe) -> Iterator[Problem]:
-    if recipe.refit.adapters == "unmerged" and recipe.lora is None:
-        yield Problem(
-            path="refit.adapters",
-            found='"unmerged", without a [lora]',
-            expected='"auto": there are no adapters',
-            remedy="Write [lora], or leave it out.",
-        )
+@rule("lora", "checkpoint.export", "refit.adapters")
+def _no_adapters(recipe: Recipe) -> Iterator[Problem]:
+    for path, value, others in (("checkpoint.export", "peft", '"hf" or "none"'), ("refit.adapters", "unmerged", '"auto"')):
+        if recipe.lora is None and value_at(recipe, path) == value:
+            expected, remedy = f"{others}: there are no adapters", f"Write [lora], or set {path} to {others}."
+            yield Problem(path=path, found=f'"{value}", without a [lora]', expected=expected, remedy=remedy)
 
 
 @rule("refit.adapters", "refit.max_adapters")
@@ -291,26 +278,16 @@ def _environment_needed(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
-@rule("data.evaluation", "evaluation.every_n_steps")
+@rule("data.evaluation", "evaluation.every_n_steps", "data.on_overlap")
 def _held_out_needed(recipe: Recipe) -> Iterator[Problem]:
-    if recipe.data.evaluation is None and recipe.evaluation.every_n_steps > 0:
-        yield Problem(
-            path="evaluation.every_n_steps",
-            found=f"{recipe.evaluation.every_n_steps}, without a [data.evaluation]",
-            expected="a held-out set",
-            remedy="Write [data.evaluation]; empty, it takes the environment's own held-out rows.",
-        )
-
-
-@rule("data.evaluation", "data.on_overlap")
-def _overlap_with_nothing(recipe: Recipe) -> Iterator[Problem]:
-    if recipe.data.evaluation is None and recipe.data.on_overlap == "error":
-        yield Problem(
-            path="data.on_overlap",
-            found='"error", without a [data.evaluation]',
-            expected="a held-out set, whose prompts might be trained on",
-            remedy="Write [data.evaluation], or leave the key out.",
-        )
+    for path, default in (("evaluation.every_n_steps", 0), ("data.on_overlap", "note")):
+        if recipe.data.evaluation is None and (value := value_at(recipe, path)) != default:
+            yield Problem(
+                path=path,
+                found=f"{describe.toml_literal(value)}, without a [data.evaluation]",
+                expected="a held-out set",
+                remedy="Write [data.evaluation]; empty, it takes the environment's own held-out rows.",
+            )
 
 
 @rule("async")
@@ -361,22 +338,17 @@ def _revision_of_directory(recipe: Recipe) -> Iterator[Problem]:
             )
 
 
-@rule("plugins.disable", "trainer.name", "generator.name", "algorithm.name", "environment.name")
-def _selected_and_disabled(recipe: Recipe) -> Iterator[Problem]:
-    for role in ("trainer", "generator", "algorithm", "environment"):
-        yield from _disabled_problems(recipe, role, value_at(recipe, f"{role}.name"), f"{role}.name selects")
-
-
-@rule("plugins.disable", "sinks.names", "observers.names")
-def _named_and_disabled(recipe: Recipe) -> Iterator[Problem]:
+@rule(
+    "plugins.disable", "trainer.name", "generator.name", "algorithm.name", "environment.name", "sinks.names", "observers.names"
+)
+def _used_and_disabled(recipe: Recipe) -> Iterator[Problem]:
+    used = [
+        (role, value_at(recipe, f"{role}.name"), f"{role}.name selects")
+        for role in ("trainer", "generator", "algorithm", "environment")
+    ]
     for kind, names in (("sink", recipe.sinks.names), ("observer", recipe.observers.names)):
-        for name in names or ():
-            yield from _disabled_problems(recipe, kind, name, f"{kind}s.names asks for")
-
-
-def _disabled_problems(recipe: Recipe, kind: str, name: str | None, use: str) -> Iterator[Problem]:
-    """A problem for each entry of `plugins.disable` that leaves out a plugin in use."""
-    for entry in recipe.plugins.disable:
+        used += [(kind, name, f"{kind}s.names asks for") for name in names or ()]
+    for entry, (kind, name, use) in product(recipe.plugins.disable, used):
         if name is not None and entry in (name, f"{kind}:{name}"):
             found = f"{describe.toml_literal(entry)}, which {use}"
             yield Problem(path="plugins.disable", found=found, expected="other plugins than those in use")
