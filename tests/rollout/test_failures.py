@@ -29,6 +29,8 @@ from rlcore.testing.fakes.environment import FakeEnvironment, FakeEnvironmentCon
 from rlcore.testing.fakes.providers import FAKE_ENVIRONMENT
 from rlcore_rollout.failures import MAX_ENTRIES, MAX_ROWS, OTHERS, LeftOut, StepEndings, step_entries
 
+from .test_asynchrony import SLOW, CountsSteps, Slow, ahead  # type: ignore[import-not-found]
+
 Run = Callable[..., dict[str, Any]]
 DISK = EpisodeFailure(kind="infrastructure", reason="no disk")
 CUT = EpisodeFailure(kind="limit", reason="cut off")
@@ -223,3 +225,16 @@ def test_groups_that_are_replaced_are_counted_as_asked_again(run: Run, flaky: Re
     assert all(count(line, outcome="trained") + count(line, outcome="masked") == 16 for line in found)
     assert sum(count(line, outcome="asked again") for line in found) > 0
     assert sum(count(line, outcome="asked again", kind="tool") for line in found) > 0
+
+
+def test_groups_that_are_too_old_are_counted_as_dropped(
+    run: Run, registry_with: Callable[..., Registry], tmp_path: Path
+) -> None:
+    """Those of their episodes that had ended."""
+    registry = registry_with(environment=Slow)
+    run(*ahead(0), *SLOW, "async.on_stale=drop", "async.extra_prompts=4", registry=registry, progress=CountsSteps())
+    metrics = [json.loads(line) for line in (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()]
+    most = {record["step"]: 8 * record["async/groups_dropped"] for record in metrics if "async/groups_dropped" in record}
+    dropped = {line["step"]: count(line, outcome="dropped") for line in lines(tmp_path)}
+    assert sum(dropped.values()) > 0
+    assert all(number <= most[step] for step, number in dropped.items())

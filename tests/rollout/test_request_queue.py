@@ -210,7 +210,7 @@ def test_what_a_stream_that_failed_owes_is_asked_for_again_before_all_else(feed,
     feed.deliver(np.array([1]), responses_of(1))
     feed.ask(wanted(SECOND, 4))
     feed.end()
-    feed.requeue()
+    assert feed.requeue() == 3
     assert feed.num_outstanding == 4
     feed.begin(9)
     (request,) = feed.take(wait=True)
