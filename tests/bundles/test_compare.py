@@ -100,12 +100,15 @@ def test_a_strangers_adapter_is_called_on_a_recorded_step(folder: Path) -> None:
 
 @pytest.mark.usefixtures("acme")
 def test_the_table_names_conventions_settings_and_what_has_no_counterpart(folder: Path) -> None:
-    lines = compare(folder, "--with", "acme", "--set", "scale=0.5", "advantage_normalisation=none").output.splitlines()
+    options = ("advantage_normalisation=none", "loss_normalisation=sequence", "clip_low=1", "clip_high=inf")
+    lines = compare(folder, "--with", "acme", "--set", "scale=0.5", *options).output.splitlines()
     assert lines[0] == "rlcore and Acme 1.0"
     assert "  scale = 0.5" in lines
     assert "  no counterpart: clip_low: Acme clips nothing" in lines
     assert any(line.startswith("Metrics without a counterpart: acme/loss ") for line in lines)
-    assert any(line.endswith("tokens weigh 0.5 times what they do here") for line in lines) or "not explained" in "".join(lines)
+    assert '  1. advantage_baseline = "batch_mean", here "group_mean"' in lines
+    assert "  2. tokens weigh 0.5 times what they do here" in lines
+    assert lines[-1] == "With Acme 1.0, 4 of 9 terms are equal, 5 differ by a convention."
 
 
 @pytest.mark.usefixtures("acme")

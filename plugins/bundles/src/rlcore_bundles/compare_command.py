@@ -127,7 +127,7 @@ def result_line(rows: "Sequence[TermRow]", called: "Called") -> str:
     explained = sum(row.verdict == "differs" and row.is_explained for row in compared)
     unexplained = len(compared) - equal - explained
     parts = [f"{equal} of {len(compared)} terms are equal"]
-    parts += [f"{explained} differ by a convention"] if explained else []
+    parts += [f"{explained} {'differs' if explained == 1 else 'differ'} by a convention"] if explained else []
     parts += [f"{unexplained} without an explanation"] if unexplained else []
     return f"With {called.version}, {', '.join(parts)}."
 

@@ -31,7 +31,8 @@ from rlcore_bundles.peer_comparison import PeerTerms, has_of
 from rlcore_bundles.peer_dumps import Dump
 from rlcore_bundles.peers import worker
 
-LIMIT_S = 600
+LIMIT_S = 3600
+"""Seconds that a framework's process may take."""
 SHOWN = 12
 """Lines of a failed process that an error shows."""
 

@@ -99,6 +99,21 @@ class Peer:
     """Why `advantages` or `loss` is None."""
 
 
+def peer_of(found: Any, functions: Sequence[str], metric_names: Mapping[str, str] | None = None) -> Peer:
+    """The peer of an object with the attributes `version`, `settings`, `unmapped` and `reasons`, and the methods `advantages`
+    and `loss`."""
+    return Peer(
+        version=found.version,
+        functions=functions,
+        settings=found.settings,
+        unmapped=found.unmapped,
+        advantages=found.advantages,
+        loss=found.loss,
+        metric_names=metric_names or {},
+        reasons=found.reasons,
+    )
+
+
 def require_parameters(version: str, function: Callable[..., Any], names: Iterable[str]) -> None:
     """Raise PeerError where a function has not these parameters."""
     found = [*inspect.signature(function).parameters]

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from rlcore_bundles.peers.checkouts import on_path, padded_front, version_of
-from rlcore_bundles.peers.contract import Metrics, Peer, Samples, Setup, Update, overridden, require_parameters
+from rlcore_bundles.peers.contract import Metrics, Peer, Samples, Setup, Update, overridden, peer_of, require_parameters
 
 INSTALL = "NeMo-RL is no package of the index: name a checkout of github.com/NVIDIA-NeMo/RL with --checkout."
 METRICS = {"probs_ratio": "ratio_mean", "kl_penalty": "kl"}
@@ -134,16 +134,11 @@ class NemoRl:
 def peer(setup: Setup) -> Peer:
     """NeMo-RL, from a checkout or as it is installed."""
     found = NemoRl(setup)
-    return Peer(
-        version=found.version,
-        functions=[
+    return peer_of(
+        found,
+        [
             "nemo_rl.algorithms.loss.loss_functions.ClippedPGLossFn",
             f"nemo_rl.algorithms.advantage_estimator.{type(found._estimator).__name__}",
         ],
-        settings=found.settings,
-        unmapped=found.unmapped,
-        advantages=found.advantages,
-        loss=found.loss,
-        metric_names={} if found.settings["disable_ppo_ratio"] else METRICS,
-        reasons=found.reasons,
+        {} if found.settings["disable_ppo_ratio"] else METRICS,
     )

@@ -8,7 +8,17 @@ import torch
 from torch import Tensor
 
 from rlcore_bundles.peers.checkouts import on_path, version_of
-from rlcore_bundles.peers.contract import Metrics, Peer, PeerError, Samples, Setup, Update, overridden, require_parameters
+from rlcore_bundles.peers.contract import (
+    Metrics,
+    Peer,
+    PeerError,
+    Samples,
+    Setup,
+    Update,
+    overridden,
+    peer_of,
+    require_parameters,
+)
 
 INSTALL = "prime-rl is no package of the index: name a checkout of github.com/PrimeIntellect-ai/prime-rl with --checkout."
 WHOLE = {"advantage_baseline": "group_mean", "advantage_normalisation": "none"}
@@ -102,14 +112,8 @@ class PrimeRl:
 def peer(setup: Setup) -> Peer:
     """prime-rl, from a checkout or as it is installed."""
     found = PrimeRl(setup)
-    return Peer(
-        version=found.version,
-        functions=["prime_rl.trainer.rl.loss.compute_loss", "prime_rl.orchestrator.algo.grpo.GRPOAlgorithm.score_group"],
-        settings=found.settings,
-        unmapped=found.unmapped,
-        advantages=found.advantages,
-        loss=found.loss,
-        reasons=found.reasons,
+    return peer_of(
+        found, ["prime_rl.trainer.rl.loss.compute_loss", "prime_rl.orchestrator.algo.grpo.GRPOAlgorithm.score_group"]
     )
 
 

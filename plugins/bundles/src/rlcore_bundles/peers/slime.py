@@ -7,7 +7,17 @@ import torch
 from torch import Tensor
 
 from rlcore_bundles.peers.checkouts import on_path, version_of
-from rlcore_bundles.peers.contract import Metrics, Peer, PeerError, Samples, Setup, Update, overridden, require_parameters
+from rlcore_bundles.peers.contract import (
+    Metrics,
+    Peer,
+    PeerError,
+    Samples,
+    Setup,
+    Update,
+    overridden,
+    peer_of,
+    require_parameters,
+)
 
 INSTALL = "slime is no package of the index: name a checkout of github.com/THUDM/slime with --checkout."
 DEFAULTS: dict[str, Any] = {
@@ -162,16 +172,11 @@ class Slime:
 def peer(setup: Setup) -> Peer:
     """slime, from a checkout or as it is installed."""
     found = Slime(setup)
-    return Peer(
-        version=found.version,
-        functions=[
+    return peer_of(
+        found,
+        [
             "slime.backends.megatron_utils.loss.loss_function",
             "slime.ray.rollout.RolloutManager._post_process_rewards",
         ],
-        settings=found.settings,
-        unmapped=found.unmapped,
-        advantages=found.advantages,
-        loss=found.loss,
-        metric_names=METRICS,
-        reasons=found.reasons,
+        METRICS,
     )

@@ -11,7 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore_bundles.peers.contract import Metrics, Peer, PeerError, Samples, Setup, Update, overridden, require_parameters
+from rlcore_bundles.peers.contract import (
+    Metrics,
+    Peer,
+    PeerError,
+    Samples,
+    Setup,
+    Update,
+    overridden,
+    peer_of,
+    require_parameters,
+)
 
 INSTALL = "Run: {python} -m pip install trl."
 SCALES = {"std": "group", "batch_std": "batch", "none": "none"}
@@ -332,16 +342,7 @@ def peer(setup: Setup) -> Peer:
     names = dict(METRICS)
     if "sequence" in str(found.settings.get("vllm_importance_sampling_mode")):
         names.pop("sampling/importance_sampling_ratio/mean")
-    return Peer(
-        version=found.version,
-        functions=[f"trl.{base}._generate_and_score_completions", f"trl.{base}._compute_loss"],
-        settings=found.settings,
-        unmapped=found.unmapped,
-        advantages=found.advantages,
-        loss=found.loss,
-        metric_names=names,
-        reasons=found.reasons,
-    )
+    return peer_of(found, [f"trl.{base}._generate_and_score_completions", f"trl.{base}._compute_loss"], names)
 
 
 def _means(trainer: Any) -> dict[str, float]:

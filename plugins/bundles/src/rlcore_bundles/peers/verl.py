@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore_bundles.peers.contract import Metrics, Peer, Samples, Setup, Update, overridden, require_parameters
+from rlcore_bundles.peers.contract import Metrics, Peer, Samples, Setup, Update, overridden, peer_of, require_parameters
 
 INSTALL = "Run: {python} -m pip install verl."
 ESTIMATORS = {
@@ -214,19 +214,14 @@ def peer(setup: Setup) -> Peer:
         names.pop("actor/pg_clipfrac")
     if loss != "vanilla":
         names.pop("actor/pg_clipfrac_lower")
-    return Peer(
-        version=found.version,
-        functions=[
+    return peer_of(
+        found,
+        [
             f"verl.trainer.ppo.core_algos: the estimator {found.settings.get('adv_estimator')!r} and the loss {loss!r}",
             "verl.workers.utils.losses.ppo_loss",
             "verl.trainer.ppo.rollout_corr_helper.compute_rollout_correction_and_rejection_mask",
         ],
-        settings=found.settings,
-        unmapped=found.unmapped,
-        advantages=found.advantages,
-        loss=found.loss,
-        metric_names=names,
-        reasons=found.reasons,
+        names,
     )
 
 
