@@ -149,9 +149,9 @@ def test_equal_steps_and_other_inputs(run_of: Callable[..., Bundle], tmp_path: P
     rows = [{**row, "note": 1} for row in bundle.sampled.rows]
     found = bisect(bundle, evolve(bundle, sampled=evolve(bundle.sampled, rows=rows)))
     assert (list(found.components), found.kind) == (["data"], "inputs")
-    hashed = evolve(bundle, prompts="hashed")
+    hashed, bare = evolve(bundle, prompts="hashed"), evolve(bundle, weights="none")
     with pytest.raises(ConfigError) as error:
-        bisect(hashed, hashed)
+        bisect(hashed, bare)
     assert [problem.path for problem in error.value.problems] == ["good", "bad"]
 
 

@@ -4,7 +4,7 @@ The bad bundle's step is computed again from its own samples: as it was, and wit
 second alone is brought by a setting; what differs in the first too is brought by something that no setting names.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rlcore.reading import parse_toml
@@ -32,12 +32,7 @@ def bisect(
 ) -> Bisection:
     """Find the component that brings the difference of `bad` to `good`, in at most so many replays. `pythons` are
     interpreters of other environments. ConfigError where a bundle has no prompts, or no weights to begin with."""
-    problems = [
-        Problem(path=name, found=f"a bundle whose prompts are {one.prompts}", expected="one with its prompts")
-        for name, one in (("good", good), ("bad", bad))
-        if one.prompts != "kept"
-    ]
-    if problems:
+    if problems := [*_problems("good", good), *_problems("bad", bad)]:
         raise ConfigError(problems)
     first, second = sides_of(good, bad)
     search = Swaps(good=first, bad=second, pythons=pythons, tell=tell, most=most)
@@ -59,6 +54,16 @@ def bisect(
         return of_good_step(search, evidence) or from_inputs(good, bad, evidence)
     except OutOfReplaysError:
         return from_inputs(good, bad, evidence)
+
+
+def _problems(name: str, bundle: Bundle) -> Iterator[Problem]:
+    """Yield what keeps a bundle's step from being computed again."""
+    if bundle.prompts != "kept":
+        yield Problem(path=name, found=f"a bundle whose prompts are {bundle.prompts}", expected="one with its prompts")
+    if bundle.weight_version > 0 and (bundle.weights == "none" or bundle.directory is None):
+        found = f"a bundle without weights, of weight version {bundle.weight_version}"
+        remedy = "Record the step with --weights state."
+        yield Problem(path=name, found=found, expected="the weights at the beginning of the step", remedy=remedy)
 
 
 def _declared(

@@ -169,7 +169,8 @@ _product = _Product()
 
 @contextmanager
 def head_in_float32() -> Iterator[None]:
-    """Take the product with the head in float32 within the block: what the model's dtype does there is measured so."""
+    """Take the product with the head in float32 within the block: what the model's dtype does there is measured so. Under
+    autocast the product keeps autocast's dtype."""
     before, _product.is_wide = _product.is_wide, True
     try:
         yield
