@@ -12,7 +12,7 @@ from torch import Tensor
 from rlcore.spi import SamplingParams
 from rlcore_fsdp2 import backend
 from rlcore_rollout import from_recipe
-from rlcore_torchkit.head.logprobs import HEAD_IN_FLOAT32
+from rlcore_torchkit.head import logprobs
 from rlcore_torchkit.layers import packed_attention
 from rlcore_torchkit.layers.attention import PackedSequences
 from rlcore_torchkit.testing.models import make_model
@@ -80,16 +80,12 @@ def _kernel(patch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def _head_in_float32(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    token = HEAD_IN_FLOAT32.set(True)
-    patch.setattr(HEAD_TOKENS, "undo", lambda: HEAD_IN_FLOAT32.reset(token))
+    own = logprobs.head_states
 
+    def wide(caller: str, hidden: Tensor, *rest: Any) -> Tensor:
+        return own(caller, hidden, *rest).float()
 
-class HEAD_TOKENS:  # noqa: N801 - a place for one function
-    """Undoes a context variable."""
-
-    @staticmethod
-    def undo() -> None:
-        """Nothing is set."""
+    patch.setattr(logprobs, "head_states", wide)
 
 
 def _gradients(patch: pytest.MonkeyPatch, folder: Path) -> None:

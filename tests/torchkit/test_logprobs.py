@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlcore.spi import ContractError
-from rlcore_torchkit.head.logprobs import packed_logprobs, patch_head, token_logprobs
+from rlcore_torchkit.head.logprobs import head_in_float32, packed_logprobs, patch_head, token_logprobs
 from rlcore_torchkit.layers.attention import PackedSequences
 
 from .largest_tensor import LargestTensor
@@ -109,6 +109,18 @@ def test_only_what_is_asked_for_gets_a_gradient(chunk: int | None) -> None:
     (token_logprobs(hidden, weight, targets, temperature=1.0, chunk_tokens=chunk)[0] * 0.0).sum().backward()
     assert not hidden.grad.any()
     assert not weight.grad.any()
+
+
+def test_the_head_in_float32_takes_no_product_in_bfloat16() -> None:
+    hidden, weight, targets = inputs(30, 50, 12, seed=1, dtype=torch.bfloat16)
+    expected = reference(hidden.double(), weight.double(), targets, 1.0)[0]
+    narrow = token_logprobs(hidden, weight, targets, temperature=1.0)[0]
+    with head_in_float32():
+        wide = token_logprobs(hidden, weight, targets, temperature=1.0)[0]
+    after = token_logprobs(hidden, weight, targets, temperature=1.0)[0]
+    torch.testing.assert_close(wide.double(), expected, atol=1e-5, rtol=0)
+    assert (narrow.double() - expected).abs().max() > 1e-3
+    assert torch.equal(narrow, after)
 
 
 def test_bfloat16_product_then_float32_softmax() -> None:

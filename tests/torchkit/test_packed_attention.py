@@ -11,7 +11,7 @@ from torch import nn
 
 from rlcore.spi import ContractError
 from rlcore_torchkit.layers.attention import PackedSequences
-from rlcore_torchkit.layers.packed_attention import count_windows, packed_attention
+from rlcore_torchkit.layers.packed_attention import count_windows, packed_attention, plain_attention
 
 HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH = 4, 2, 6, 5
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=4)
@@ -67,6 +67,18 @@ def test_equals_the_formulas(lengths, special, seed):
     assert weights is None
     expected = by_definition(lengths, query, key, value, sinks, 0.4, window, softcap)
     torch.testing.assert_close(output[0], expected, rtol=0, atol=1e-6 if softcap or sinks is not None else 1e-12)
+
+
+def test_the_plain_kernel_equals_the_formulas():
+    lengths = [3, 7, 1]
+    query, key, value, _ = random_states(lengths, 3)
+    expected = by_definition(lengths, query, key, value, None, WIDTH**-0.5, None, None)
+    fused = torch.backends.cuda.flash_sdp_enabled()
+    with plain_attention():
+        assert not torch.backends.cuda.flash_sdp_enabled()
+        output, _ = packed_attention(nn.Module(), query[None], key[None], value[None], None, packed=bounds(lengths))
+    assert torch.backends.cuda.flash_sdp_enabled() == fused
+    torch.testing.assert_close(output[0], expected)
 
 
 def test_gradients_reach_all_that_is_given():

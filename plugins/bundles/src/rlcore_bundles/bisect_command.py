@@ -16,6 +16,7 @@ from rlcore_bundles.bundle import Bundle
 from rlcore_bundles.recording import record
 from rlcore_bundles.run_difference import run_difference
 from rlcore_bundles.storage import HEADER, read_bundle
+from rlcore_bundles.swaps import MOST_REPLAYS
 from rlcore_bundles.verdicts import Bisection
 
 FOLDER = click.Path(path_type=Path)
@@ -32,11 +33,12 @@ FOLDER = click.Path(path_type=Path)
     multiple=True,
     help="The interpreter of another environment, which may have other versions of packages; may be given several times.",
 )
+@click.option("--replays", type=click.IntRange(4), default=MOST_REPLAYS, show_default=True, help="The most replays.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def bisect_command(good: Path, bad: Path, step: int | None, pythons: Sequence[Path], as_json: bool) -> None:
+def bisect_command(good: Path, bad: Path, step: int | None, pythons: Sequence[Path], replays: int, as_json: bool) -> None:
     """Name the component that brings the difference of two steps.
 
-    GOOD and BAD are bundles or run directories. At most ten replays swap components: trainer, kernels, dtypes, packing,
+    GOOD and BAD are bundles or run directories. A few replays swap components: trainer, kernels, dtypes, packing,
     packages, environment, reward, chat template, options of the algorithm. The exit code is 1 where the two differ.
     """
 
@@ -44,7 +46,7 @@ def bisect_command(good: Path, bad: Path, step: int | None, pythons: Sequence[Pa
         click.echo(text, err=True)
 
     with _bundles(good, bad, step, tell) as pair:
-        found = None if pair is None else bisect(*pair, pythons, tell=tell)
+        found = None if pair is None else bisect(*pair, pythons, most=replays, tell=tell)
     if found is None:
         found = Bisection(components=[], kind="none")
     click.echo(json.dumps(attrs.asdict(found), indent=1) if as_json else "\n".join(lines_of(found)))

@@ -4,7 +4,7 @@ The bad bundle's step is computed again from its own samples: as it was, and wit
 second alone is brought by a setting; what differs in the first too is brought by something that no setting names.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rlcore.reading import parse_toml
@@ -14,7 +14,7 @@ from rlcore_bundles.components import Change, can_show_in, changes_of, component
 from rlcore_bundles.difference import Row
 from rlcore_bundles.file_digests import file_digests, leaves
 from rlcore_bundles.group_search import OutOfReplaysError, smallest_set
-from rlcore_bundles.swaps import Swaps, sides_of
+from rlcore_bundles.swaps import MOST_REPLAYS, Swaps, sides_of
 from rlcore_bundles.trials import Trials
 from rlcore_bundles.undeclared import from_undeclared, of_good_step, probed
 from rlcore_bundles.verdicts import Bisection, Evidence, from_inputs
@@ -23,19 +23,19 @@ GENERATES = ("generator", "refit", "async")
 
 
 def bisect(
-    good: Bundle, bad: Bundle, pythons: Sequence[Path] = (), *, tell: Callable[[str], None] = lambda _: None
+    good: Bundle,
+    bad: Bundle,
+    pythons: Sequence[Path] = (),
+    *,
+    most: int = MOST_REPLAYS,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Bisection:
-    """Find the component that brings the difference of `bad` to `good`, in at most MOST_REPLAYS replays. `pythons` are
+    """Find the component that brings the difference of `bad` to `good`, in at most so many replays. `pythons` are
     interpreters of other environments. ConfigError where a bundle has no prompts, or no weights to begin with."""
-    problems = [
-        Problem(path=name, found=f"a bundle whose prompts are {one.prompts}", expected="one with its prompts")
-        for name, one in (("good", good), ("bad", bad))
-        if one.prompts != "kept"
-    ]
-    if problems:
+    if problems := [*_problems("good", good), *_problems("bad", bad)]:
         raise ConfigError(problems)
     first, second = sides_of(good, bad)
-    search = Swaps(good=first, bad=second, pythons=pythons, tell=tell)
+    search = Swaps(good=first, bad=second, pythons=pythons, tell=tell, most=most)
     changes = changes_of(first.settings, second.settings)
     evidence = _evidence(search, changes)
     trials = search.trials(second)
@@ -56,6 +56,16 @@ def bisect(
         return from_inputs(good, bad, evidence)
 
 
+def _problems(name: str, bundle: Bundle) -> Iterator[Problem]:
+    """Yield what keeps a bundle's step from being computed again."""
+    if bundle.prompts != "kept":
+        yield Problem(path=name, found=f"a bundle whose prompts are {bundle.prompts}", expected="one with its prompts")
+    if bundle.weight_version > 0 and (bundle.weights == "none" or bundle.directory is None):
+        found = f"a bundle without weights, of weight version {bundle.weight_version}"
+        remedy = "Record the step with --weights state."
+        yield Problem(path=name, found=found, expected="the weights at the beginning of the step", remedy=remedy)
+
+
 def _declared(
     search: Swaps, trials: Trials, changes: Sequence[Change], first: Row, evidence: Evidence, *, exact: bool
 ) -> Bisection:
@@ -63,8 +73,15 @@ def _declared(
     names = sorted((change.name for change in changes), key=lambda name: not can_show_in(name, first.quantity))
     likely = [name for name in names if can_show_in(name, first.quantity)]
 
+    known = names
+    """The smallest set that is known to bring it."""
+
     def brings(some: frozenset[str]) -> bool:
-        return search.with_changes(trials, changes, some).agrees_up_to(first.quantity, exact=exact)
+        nonlocal known
+        found = search.with_changes(trials, changes, some).agrees_up_to(first.quantity, exact=exact)
+        if found and len(some) < len(known):
+            known = [name for name in names if name in some]
+        return found
 
     is_complete = True
     try:
@@ -72,7 +89,7 @@ def _declared(
             names = likely
         names = smallest_set(names, brings)
     except OutOfReplaysError:
-        is_complete = False
+        names, is_complete = known, False
     guilty = [change for change in changes if change.name in names]
     lines = [line for change in guilty for line in change.lines(search.good.settings, search.bad.settings)]
     return evidence.found(names, "setting", first, lines, exact=exact, is_complete=is_complete)

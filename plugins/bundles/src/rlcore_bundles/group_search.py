@@ -1,9 +1,12 @@
-"""The smallest set of changes that brings a difference, by halving: QuickXplain (Junker, AAAI 2004)."""
+"""The smallest set of changes that brings a difference: halving for a single one, else QuickXplain (Junker, AAAI 2004)."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 Brings: TypeAlias = Callable[[frozenset[str]], bool]
+
+FEW = 2
+"""Names of which halving is no quicker."""
 
 
 class OutOfReplaysError(Exception):
@@ -31,4 +34,10 @@ def smallest_set(names: Sequence[str], brings: Brings) -> list[str]:
         of_first = search(background | set(of_second), bool(of_second), first)
         return [*of_first, *of_second]
 
-    return search(frozenset(), False, list(names)) if names else []
+    left = list(names)
+    while len(left) > FEW:
+        half = (len(left) + 1) // 2
+        left = left[:half] if asked(frozenset(left[:half])) else left[half:]
+    if not left or not asked(frozenset(left)):
+        left = list(names)  # several in both halves of some set
+    return search(frozenset(), False, left) if left else []

@@ -9,6 +9,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from rlcore.model_files import config_number
+from rlcore.reading import parse_toml
 from rlcore.run.data.prompt_stream import RandomPurpose
 from rlcore.run.data.text import tokenizers
 from rlcore.run.plan.collector import CollectorContext, build_collector
@@ -51,6 +52,9 @@ def reason_to_skip(bundle: Bundle, plan: RunPlan) -> str:
         return f"the bundle's prompts are {bundle.prompts}" if bundle.prompts != "kept" else "the bundle has no rows"
     if plan.environment is None:
         return "the recipe names no environment"
+    mix = parse_toml(bundle.recipe)["data"]["train"].get("mix", {})
+    if any("environment" in one for one in mix.values()):
+        return "data sets with environments of their own are not repeated"
     return ""
 
 

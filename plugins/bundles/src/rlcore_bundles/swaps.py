@@ -58,12 +58,14 @@ class Swaps:
     bad: Side
     pythons: Sequence[Path]
     tell: Callable[[str], None]
+    most: int = MOST_REPLAYS
+    """The most replays."""
     done: list[str] = field(factory=list)
     """What each replay did."""
 
     def count(self, what: str) -> None:
         """Note a replay. OutOfReplaysError where none is left."""
-        if len(self.done) >= MOST_REPLAYS:
+        if len(self.done) >= self.most:
             raise OutOfReplaysError
         self.done.append(what)
         self.tell(f"replay {len(self.done)}: {what}")

@@ -7,7 +7,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -138,28 +137,17 @@ def computed(bundle: Bundle, settings: Mapping[str, Any], start: Start, probe: P
 @contextmanager
 def _probing(probe: Probe) -> Iterator[None]:
     if probe == "attention kernel":
-        from torch.nn.attention import SDPBackend, sdpa_kernel
+        from rlcore_torchkit.layers.packed_attention import plain_attention
 
-        from rlcore_torchkit.layers.packed_attention import PLAIN_ATTENTION
-
-        with sdpa_kernel(SDPBackend.MATH), _set(PLAIN_ATTENTION):
+        with plain_attention():
             yield
     elif probe == "dtype of the head":
-        from rlcore_torchkit.head.logprobs import HEAD_IN_FLOAT32
+        from rlcore_torchkit.head.logprobs import head_in_float32
 
-        with _set(HEAD_IN_FLOAT32):
+        with head_in_float32():
             yield
     else:
         yield
-
-
-@contextmanager
-def _set(variable: ContextVar[bool]) -> Iterator[None]:
-    token = variable.set(True)
-    try:
-        yield
-    finally:
-        variable.reset(token)
 
 
 def _computed_by(python: Path, bundle: Bundle, settings: Mapping[str, Any], start: Start) -> Computed:

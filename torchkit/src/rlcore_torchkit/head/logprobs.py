@@ -3,14 +3,15 @@
 Shapes: T rows, V vocabulary, H hidden size, C rows of a chunk.
 """
 
-from collections.abc import Callable
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import torch
+from attrs import define
 from torch import Tensor, nn
 
 from rlcore.spi.arrays import Int64Array
@@ -38,8 +39,6 @@ ScaledLogits: TypeAlias = Callable[[Tensor, Tensor, float], Tensor]
 """Float32 logits [C, V] from states [C, H], a head [V, H] and a temperature, which has divided them."""
 
 Tokens: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int32 | np.int64]]"
-HEAD_IN_FLOAT32: ContextVar[bool] = ContextVar("HEAD_IN_FLOAT32", default=False)
-"""True where the head's product is taken in float32, whatever the model's dtype: a replay measures so what the dtype does."""
 WORTHWHILE = 0.95
 """Rows by tokens up to which beginnings are shared: gathering costs a little as well."""
 
@@ -157,6 +156,28 @@ class _TokenLogprobs(torch.autograd.Function):
         return grad_hidden, grad_weight.total if grad_weight is not None else None, *(None,) * 7
 
 
+@define
+class _Product:
+    """The product with the head."""
+
+    is_wide: bool = False
+    """True where it is taken in float32, whatever the model's dtype is."""
+
+
+_product = _Product()
+
+
+@contextmanager
+def head_in_float32() -> Iterator[None]:
+    """Take the product with the head in float32 within the block: what the model's dtype does there is measured so. Under
+    autocast the product keeps autocast's dtype."""
+    before, _product.is_wide = _product.is_wide, True
+    try:
+        yield
+    finally:
+        _product.is_wide = before
+
+
 def head_states(caller: str, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
     """`hidden` [T, H] in the dtype of its product with `weight` [rows, H]. ContractError, in the name of `caller`, for shapes
     or a temperature that do not fit."""
@@ -165,7 +186,7 @@ def head_states(caller: str, hidden: Tensor, weight: Tensor, targets: Tensor, te
         raise ContractError(f"{caller}: found {found}; expected [T, H], [rows, H], [T]")
     if not temperature > 0.0:
         raise ContractError(f"{caller}: found temperature {temperature}; expected a positive one")
-    if HEAD_IN_FLOAT32.get():
+    if _product.is_wide:
         return hidden.float()
     device = hidden.device.type
     return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden

@@ -8,7 +8,6 @@ length L.
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cache
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ import torch
 from attrs import define, frozen
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rlcore.spi.errors import ContractError
 from rlcore_torchkit.architectures.decoders import has_unpacked_layers, is_image_model
@@ -25,8 +25,6 @@ from rlcore_torchkit.transformers_import import import_transformers
 PACKED_ATTENTION = "rlcore_packed"
 """The name under which transformers knows it: `from_pretrained(..., attn_implementation=PACKED_ATTENTION)`."""
 FLASH_DTYPES = (torch.float16, torch.bfloat16)
-PLAIN_ATTENTION: ContextVar[bool] = ContextVar("PLAIN_ATTENTION", default=False)
-"""True where no sequences are computed by variable-length flash attention: replays measure with it what that kernel does."""
 MAX_FLASH_DIM = 256
 """The largest head dimension of torch's variable-length flash attention."""
 
@@ -75,6 +73,27 @@ def count_windows() -> Iterator[WindowCount]:
     """Count the layers that are called with a window from now on."""
     _counted.count = 0
     yield _counted
+
+
+@define
+class _Kernels:
+    """The kernels that may be taken."""
+
+    is_plain: bool = False
+
+
+_kernels = _Kernels()
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Compute attention by torch's plain kernel within the block: what the fused ones do is measured so."""
+    before, _kernels.is_plain = _kernels.is_plain, True
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        _kernels.is_plain = before
 
 
 def register_packed_attention() -> str:
@@ -151,7 +170,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, packed: PackedSe
     On CUDA in half precision by torch's variable-length flash attention, elsewhere, and where there are caps or sinks, over
     buckets of sequences of similar length.
     """
-    if not scores.is_stored and not PLAIN_ATTENTION.get() and _has_flash(query, key, value):
+    if not scores.is_stored and not _kernels.is_plain and _has_flash(query, key, value):
         return _flash(query, key, value, packed, scores)
     return _bucketed(query, key, value, packed, scores)
 
