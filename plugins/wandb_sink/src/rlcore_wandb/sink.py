@@ -26,7 +26,8 @@ class WandbRun:
                 'sinks.wandb.mode = "offline" (or WANDB_MODE=offline) keep the run here for `wandb sync`.'
             ) from error
         self.id = self._run.id
-        self._run.define_metric("checkpoint_eval/*", step_metric="checkpoint_eval/step")
+        for later in ("checkpoint_eval/*", "receipts/*"):
+            self._run.define_metric(later, step_metric="checkpoint_eval/step")
         self._later: list[dict[str, float]] = []
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -68,6 +68,8 @@ class Receipts(LoopObserver):
         self._trainer: TrainerGroup | None = None
         self._digests: dict[int, Mapping[str, int]] = {}
         self._pool = WorkerPool(TASK, 1)
+        for label in run.sinks.without_evaluations:
+            run.progress.note(f"{label} takes no figures of receipts; they are in metrics.jsonl")
         self._open()
 
     def _open(self) -> None:
