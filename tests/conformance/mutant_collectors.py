@@ -19,7 +19,10 @@ PROVIDER = CollectorProvider(name="mutant", spi=SPI_VERSION, collector=f"{__name
 @killed_by("test_steps_have_their_samples")
 class AsksOneRowLess(Episodes):
     def source(self, prompts, loop):
-        return super().source(evolve(prompts, order=evolve(prompts.order, batch_size=prompts.order.batch_size - 1)), loop)
+        number = prompts.order.batch_size - 1
+        training = evolve(self.plan.recipe.training, prompts_per_step=number)
+        self.plan = evolve(self.plan, recipe=evolve(self.plan.recipe, training=training))
+        return super().source(evolve(prompts, order=evolve(prompts.order, batch_size=number)), loop)
 
 
 def changed(collector, prompts, loop, change):
