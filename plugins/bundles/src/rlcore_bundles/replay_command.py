@@ -52,7 +52,7 @@ def replay_command(
     else:
         click.echo("\n".join(lines_of(found)))
     if first_difference(found.rows) is not None:
-        raise SystemExit(DIFFERS)
+        raise click.exceptions.Exit(DIFFERS)
 
 
 def lines_of(found: Replay) -> list[str]:
