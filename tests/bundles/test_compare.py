@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from attrs import evolve
 from click.testing import CliRunner, Result
+from safetensors.numpy import save_file
 
+from rlcore.cli.main import cli
 from rlcore.spi import ConfigError, PluginError
 from rlcore.spi.errors import CheckpointError
 from rlcore_bundles.bundle import Bundle
@@ -305,3 +308,39 @@ def test_a_file_that_is_no_dump_is_refused(tmp_path: Path, name: str, content: s
 def test_the_command_takes_a_bundle_or_a_dump() -> None:
     assert "expected either BUNDLE" in compare("--with", "trl").output
     assert compare("--with", "trl", os.devnull, "--from", os.devnull).exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["compare", "diff", "replay"])
+def test_an_exit_code_of_a_comparison_is_no_unexpected_error(
+    command: str, folder: Path, finished: Path, recorded: Bundle, tmp_path: Path
+) -> None:
+    batch = recorded.sampled.batch
+    columns = {**batch.token_columns, "generation_logprobs": batch.token_columns["generation_logprobs"] / 0.9}
+    changed = evolve(recorded, sampled=evolve(recorded.sampled, batch=evolve(batch, token_columns=columns)))
+    shutil.copytree(finished, tmp_path / "run")
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    altered = [json.dumps({**json.loads(line), "reward_mean": 9.0}) for line in lines]
+    (tmp_path / "run" / "metrics.jsonl").write_text("\n".join(altered) + "\n")
+    arguments: dict[str, list[object]] = {
+        # The framework is there, and fails.
+        "compare": [folder, "--with", "trl", "--python", _failing(tmp_path)],
+        "diff": [finished, tmp_path / "run"],
+        "replay": [tmp_path / "bundle", "--no-rewards"],
+    }
+    write_bundle(evolve(changed, weights="none", weight_version=0), tmp_path / "bundle")
+    result = CliRunner().invoke(cli, [command, *map(str, arguments[command])])
+    assert result.exit_code == 1
+    assert "unexpected" not in result.output
+
+
+def _failing(folder: Path) -> Path:
+    """An interpreter that answers as an adapter whose framework has failed."""
+    answer = {"version": "X", "functions": [], "settings": {}, "unmapped": [], "metric_names": {}, "metrics": {}}
+    failed = {"loss": "Error: it broke", "advantages": "Error: it broke"}
+    text = json.dumps({**answer, "reasons": failed, "failures": failed})
+    script = folder / "python"
+    save_file({}, folder / "empty.safetensors")
+    copies = f"cp {folder}/empty.safetensors $last/answer.safetensors"
+    script.write_text(f"#!/bin/sh\nfor last; do :; done\n{copies}\necho '{text}' > $last/answer.json\n")
+    script.chmod(0o755)
+    return script
