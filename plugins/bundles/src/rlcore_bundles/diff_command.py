@@ -24,11 +24,7 @@ def diff_command(first: Path, second: Path, as_json: bool) -> None:
     found = run_difference(first, second)
     click.echo(json.dumps(attrs.asdict(found), indent=1) if as_json else "\n".join(_lines(found, first, second)))
     if found.step is not None or found.sample is not None:
-<<<<<<< HEAD
         click.get_current_context().exit(1)
-=======
-        raise click.exceptions.Exit(1)
->>>>>>> w-cmp
 
 
 def _lines(found: RunDifference, first: Path, second: Path) -> Iterator[str]:

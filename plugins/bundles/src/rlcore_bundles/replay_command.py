@@ -56,11 +56,7 @@ def replay_command(
     else:
         click.echo("\n".join(lines_of(found)))
     if first_difference(found.rows) is not None:
-<<<<<<< HEAD
         click.get_current_context().exit(DIFFERS)
-=======
-        raise click.exceptions.Exit(DIFFERS)
->>>>>>> w-cmp
 
 
 def lines_of(found: Replay) -> list[str]:
