@@ -16,6 +16,7 @@ from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS, TurnRewards
 from rlcore.spi.arrays import AnyArray, BoolArray, Int64Array
 from rlcore_bundles.bundle import Bundle, Update
 from rlcore_bundles.recomputed_rewards import Rewards
+from rlcore_bundles.recorded_groups import tokens_of
 from rlcore_bundles.replaying import Replayed
 
 FACTOR = 8.0
@@ -267,9 +268,7 @@ def _quantities(bundle: Bundle, recorded: Bundle) -> Iterator[tuple[str, _Values
 def _of_update(update: Update, bundle: Bundle, recorded: Bundle, prefix: str) -> Iterator[_Values]:
     """Yield the quantities of an update, in order."""
     trained = recorded.trained
-    is_in = np.zeros(trained.num_sequences, np.bool_)
-    is_in[update.sequences] = True
-    mask = trained.loss_mask & np.repeat(is_in, trained.lengths)
+    mask = trained.loss_mask & tokens_of(trained, update.sequences)
     place = _token_place(trained, mask)
     for name in sorted(update.columns):
         yield _Values(name=f"{prefix} {name}", numbers=update.columns[name][mask], place=place)

@@ -10,14 +10,12 @@ from attrs import define, evolve, field
 
 from rlcore.reading import parse_toml
 from rlcore.run.observers import ObservedRun
-from rlcore.run.plan.run_plan import dtype_of
 from rlcore.run.protocols import CollectedRollouts, LoopObserver, TrainedStep
-from rlcore.run.storage.run_directory import describe_environment
 from rlcore.spi import SaveStateRequest, StorageError
 from rlcore.spi.execution import Backends, TrainerGroup
 from rlcore_bundles.bundle import Bundle
 from rlcore_bundles.file_digests import file_digests
-from rlcore_bundles.recorded_groups import Notes, RecordedRoute, RecordedTrainer
+from rlcore_bundles.recorded_groups import Notes, RecordedRoute, RecordedTrainer, environment_of, scored_columns
 from rlcore_bundles.storage import MODEL, STATE, bytes_of, write_bundle
 
 FALL = 0.25
@@ -142,19 +140,15 @@ class BundleObserver(LoopObserver):
 def bundle_of(run: ObservedRun, step: TrainedStep, notes: Notes, metrics: Mapping[str, float], alarm: str) -> Bundle:
     """The bundle of a step, without weights."""
     assert isinstance(step.sampled, CollectedRollouts)
-    plan, before = run.plan, step.sampled.batch.token_columns
-    scored = {name: column for name, column in step.scored.batch.token_columns.items() if before.get(name) is not column}
-    environment = describe_environment([entry.distribution for entry in plan.chosen.values()])
-    files = file_digests(parse_toml(plan.resolved))
-    described = {"device": plan.device, "dtype": dtype_of(plan.recipe, plan.device), "files": files}
+    plan = run.plan
     return Bundle(
         step=step.step,
         weight_version=step.sampled.weight_version,
         recipe=plan.resolved,
-        environment=environment | described,
+        environment=environment_of(plan) | {"files": file_digests(parse_toml(plan.resolved))},
         alarm=alarm,
         sampled=step.sampled,
-        scored=scored,
+        scored=scored_columns(step),
         trained=step.trained,
         updates=tuple(notes.updates),
         digests_before=notes.digests_before,

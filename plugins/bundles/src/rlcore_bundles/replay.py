@@ -51,7 +51,7 @@ def replay(
     plan = plan_of(bundle, start, overrides)
     if start.state is not None and plan.chosen["trainer"].name != trainer_name(bundle):
         start = evolve(start, state=None)  # a trainer reads the state of no other
-    is_whole = start.state is not None or bundle.weight_version == 0
+    is_whole = start.is_whole(bundle)
     reason = reason_to_skip(bundle, plan) if rewards else "the command leaves rewards out"
     tell(f"replay of step {bundle.step} by {plan.chosen['trainer'].label} in {plan.model.dtype} on {plan.device}")
     judged = reason or recomputed_rewards(bundle, plan)

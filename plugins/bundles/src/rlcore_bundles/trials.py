@@ -117,7 +117,7 @@ class Trials:
                 raise
             lines = str(error).splitlines() or [type(error).__name__]
             return Outcome(rows=[Row(quantity=START, verdict="differs", where=lines[-1].strip(" -"))], versions={})
-        whole = start.state is not None or self.bundle.weight_version == 0
+        whole = start.is_whole(self.bundle)
         self._own = self._own or made.replayed
         rows = compare(self.bundle, made.replayed, self._perturbed, made.rewards, whole=whole, unperturbed=self._own)
         return Outcome(rows=rows, versions=made.versions)
@@ -127,8 +127,7 @@ def computed(bundle: Bundle, settings: Mapping[str, Any], start: Start, probe: P
     """Compute a step with settings, given as dotted keys, in this process."""
     plan = plan_of(bundle, start, (), nested(settings))
     rewards = reason_to_skip(bundle, plan) or recomputed_rewards(bundle, plan)
-    whole = start.state is not None or bundle.weight_version == 0
-    wants = whole and plan.model.dtype == bundle.environment["dtype"] and bool(bundle.digests_after)
+    wants = start.is_whole(bundle) and plan.model.dtype == bundle.environment["dtype"] and bool(bundle.digests_after)
     with _probing(probe):
         again = replayed(bundle, plan, start, digests=wants)
     versions: Any = again.bundle.environment["distributions"]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlcore.spi import CheckpointError, RlcoreError
-from rlcore_bundles.certificate.claims import Claim, held, missing
+from rlcore_bundles.certificate.claims import Claim, held, missing, one_line
 from rlcore_bundles.certificate.oracle import loss_in_float64, tolerance
 from rlcore_bundles.difference import first_difference
 from rlcore_bundles.replay import replay
@@ -30,7 +30,7 @@ def bundles(run: Path) -> Claim:
         try:
             read_bundle(path)
         except CheckpointError as error:
-            problems.append(" ".join(str(error).split()))
+            problems.append(one_line(error))
     return held(name, problems[:SHOWN], f"{len(found)} are whole: {', '.join(path.name for path in found)}", command)
 
 
@@ -71,7 +71,7 @@ def replays(run: Path, tell: Callable[[str], None]) -> Claim:
         try:
             rows = replay(read_bundle(path), rewards=False, tell=tell).rows
         except RlcoreError as error:
-            reasons.append(f"{path.name}: {' '.join(str(error).split())}")
+            reasons.append(f"{path.name}: {one_line(error)}")
             continue
         count += 1
         if (first := first_difference(rows)) is not None:

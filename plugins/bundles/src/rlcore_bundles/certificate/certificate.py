@@ -11,6 +11,7 @@ from rlcore import __version__
 from rlcore.run.storage.saved_run import SavedRun
 from rlcore_bundles.certificate import bundle_claims, receipt_claims, run_claims
 from rlcore_bundles.certificate.claims import Claim, judged, missing
+from rlcore_bundles.file_digests import sha256_of
 
 INPUTS = (
     *("recipe.toml", "recipe-*.toml", "environment.json", "metrics.jsonl", "summary.json", "schedule.jsonl"),
@@ -62,11 +63,7 @@ def certificate(run: Path, *, replays: bool = False, tell: Callable[[str], None]
 def inputs_of(run: Path) -> list[tuple[str, str]]:
     """The files that a certificate is made of, each with its SHA-256."""
     found = {path for pattern in INPUTS for path in run.glob(pattern) if path.is_file()}
-    digests = []
-    for path in sorted(found):
-        with path.open("rb") as file:
-            digests.append((str(path.relative_to(run)), hashlib.file_digest(file, "sha256").hexdigest()))
-    return digests
+    return [(str(path.relative_to(run)), sha256_of(path)) for path in sorted(found)]
 
 
 def _not_replayed(run: Path) -> Claim:

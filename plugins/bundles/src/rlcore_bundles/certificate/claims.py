@@ -36,11 +36,16 @@ def missing(name: str, text: str, command: str) -> Claim:
     return Claim(name=name, verdict="not recorded", text=text, command=command)
 
 
+def one_line(error: BaseException) -> str:
+    """The text of an error in one line."""
+    return " ".join(str(error).split())
+
+
 def judged(name: str, command: str, judge: Callable[[Path], Claim], run: Path) -> Claim:
     """The claim that `judge` makes; damaged files are a claim that does not hold."""
     try:
         return judge(run)
     except (RlcoreError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         name_of = "" if isinstance(error, RlcoreError) else f"{type(error).__name__}: "
-        text = f"{name_of}{' '.join(str(error).split())}"[:LONGEST]
+        text = f"{name_of}{one_line(error)}"[:LONGEST]
         return Claim(name=name, verdict="not held", text=f"a file cannot be read: {text}", command=command)

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.reading import read_json
-from rlcore.run.storage.run_directory import RunDirectory
 from rlcore_bundles.certificate.claims import Claim, held, missing
-from rlcore_bundles.certificate.run_claims import recipe_of
+from rlcore_bundles.certificate.run_claims import recipe_of, trained_steps
 from rlcore_bundles.receipts.observer import is_drawn
 from rlcore_bundles.receipts.record import REFITS, STEPS, described_refit, read_lines
 from rlcore_bundles.storage import HEADER
@@ -82,7 +81,7 @@ def token_versions(run: Path) -> Claim:
             for version, count in counts.items()
             if not max(0, now - oldest) <= version <= now
         ]
-    done = {int(line["step"]) for line in RunDirectory(path=run).read_metrics() if "time/total_s" in line}
+    done = {int(line["step"]) for line in trained_steps(run)}
     text = f"{total:,} tokens of {len(lines)} steps, {stale:,} of them by older weights; at most {oldest} updates behind"
     if not problems and (lacking := sorted(done - lines.keys())):
         return missing(name, f"{text}; nothing of {len(lacking)} steps, the first {lacking[0]}", command)
@@ -96,7 +95,7 @@ def receipts(run: Path) -> Claim:
     options = recipe.get(FOLDER)
     if options is None or not options["every_n_steps"]:
         return missing(name, ABSENT, command)
-    done = {int(line["step"]) for line in RunDirectory(path=run).read_metrics() if "time/total_s" in line}
+    done = {int(line["step"]) for line in trained_steps(run)}
     drawn = {step for step in done if is_drawn(int(recipe["run"]["seed"]), step, int(options["every_n_steps"]))}
     found = {int(one["step"]): one for one in receipts_of(run)}
     failed = {step: one["failure"] for step, one in found.items() if "failure" in one}

@@ -1,6 +1,5 @@
 """Claims about a run as a whole: its recipe, versions, model, metrics, checkpoints and failures."""
 
-import hashlib
 import math
 from collections import Counter
 from pathlib import Path
@@ -11,6 +10,7 @@ from rlcore.run.storage.checkpoint import find_damage, list_checkpoints, read_lo
 from rlcore.run.storage.recipe_changes import earlier_recipes
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore_bundles.certificate.claims import Claim, held, missing
+from rlcore_bundles.file_digests import sha256_of
 from rlcore_bundles.receipts.record import read_lines
 
 METRIC = "token_mult_prob_error"
@@ -26,10 +26,15 @@ def recipe_of(run: Path) -> dict[str, Any]:
     return parse_toml(read_bytes(run / "recipe.toml").decode())
 
 
+def trained_steps(run: Path) -> list[dict[str, float]]:
+    """The lines of metrics.jsonl that a step's end wrote."""
+    return [line for line in RunDirectory(path=run).read_metrics() if "time/total_s" in line]
+
+
 def recipe(run: Path) -> Claim:
     """The recipe's digest, and whether it changed when the run was resumed."""
     recipe_of(run)
-    digest = hashlib.sha256(read_bytes(run / "recipe.toml")).hexdigest()
+    digest = sha256_of(run / "recipe.toml")
     changed = len(earlier_recipes(run))
     text = f"SHA-256 {digest}" + (f"; changed {changed} times when the run was resumed" if changed else "; it never changed")
     return held("recipe", [], text, f"sha256sum {run}/recipe.toml")
@@ -57,7 +62,7 @@ def model(run: Path) -> Claim:
 def metrics(run: Path) -> Claim:
     """Every step has its line of metrics, and every figure is finite."""
     command = f"rlcore report {run}"
-    steps = [line for line in RunDirectory(path=run).read_metrics() if "time/total_s" in line]
+    steps = trained_steps(run)
     if not steps:
         return missing("metrics", "no step in metrics.jsonl", command)
     planned, numbers = int(recipe_of(run)["run"]["num_steps"]), {int(line["step"]) for line in steps}
