@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlcore.reading import parse_toml
-from rlcore.spi import ConfigError, Problem
 from rlcore_bundles.bundle import Bundle
 from rlcore_bundles.components import Change, can_show_in, changes_of, component_of
-from rlcore_bundles.difference import Row
 from rlcore_bundles.file_digests import file_digests, leaves
 from rlcore_bundles.group_search import OutOfReplaysError, smallest_set
+from rlcore_bundles.replay import require_prompts
+from rlcore_bundles.rows import Row
 from rlcore_bundles.run_difference import differing_versions
 from rlcore_bundles.swaps import Swaps, sides_of
 from rlcore_bundles.trials import Trials
@@ -28,13 +28,7 @@ def bisect(
 ) -> Bisection:
     """Find the component that brings the difference of `bad` to `good`, in at most MOST_REPLAYS replays. `pythons` are
     interpreters of other environments. ConfigError where a bundle has no prompts, or no weights to begin with."""
-    problems = [
-        Problem(path=name, found=f"a bundle whose prompts are {one.prompts}", expected="one with its prompts")
-        for name, one in (("good", good), ("bad", bad))
-        if one.prompts != "kept"
-    ]
-    if problems:
-        raise ConfigError(problems)
+    require_prompts({"good": good, "bad": bad})
     first, second = sides_of(good, bad)
     search = Swaps(good=first, bad=second, pythons=pythons, tell=tell)
     changes = changes_of(first.settings, second.settings)

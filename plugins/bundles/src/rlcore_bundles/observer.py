@@ -16,7 +16,7 @@ from rlcore.spi.execution import Backends, TrainerGroup
 from rlcore_bundles.bundle import Bundle
 from rlcore_bundles.file_digests import file_digests
 from rlcore_bundles.recorded_groups import Notes, RecordedRoute, RecordedTrainer, environment_of, scored_columns
-from rlcore_bundles.storage import MODEL, STATE, bytes_of, write_bundle
+from rlcore_bundles.storage import MODEL, STATE, bytes_without_weights, write_bundle
 
 FALL = 0.25
 """Share of its greatest value below which reward or entropy has collapsed."""
@@ -77,7 +77,7 @@ class BundleObserver(LoopObserver):
     def on_backends(self, backends: Backends) -> Backends:
         """See LoopObserver."""
         self._trainer = backends.trainer
-        route = None if backends.route is None else RecordedRoute(backends.route, self._notes)
+        route = None if backends.route is None else RecordedRoute(backends.route, self._notes.note_refit)
         return evolve(backends, trainer=RecordedTrainer(backends.trainer, self._notes), route=route)
 
     def on_batch(self, step: TrainedStep) -> None:
@@ -118,7 +118,7 @@ class BundleObserver(LoopObserver):
             return
         self._run.progress.note(
             f"step {step.step} is in {directory}{': ' + alarm if alarm else ''} ({size / MIB:.1f} MiB, "
-            f"{bytes_of(bundle) / MIB:.1f} MiB of them without weights)"
+            f"{bytes_without_weights(directory) / MIB:.1f} MiB of them without weights)"
         )
 
     def _aside(self, step: int) -> Path:

@@ -1,6 +1,6 @@
 """Trainer and route of a run whose calls are noted."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -32,6 +32,10 @@ class Notes:
         """Begin a step."""
         self.wanted, self.updates, self.columns = wanted, [], {}
         self.digests_before, self.digests_after = self.digests_after, {}
+
+    def note_refit(self, version: int, digests: Mapping[str, int]) -> None:  # noqa: ARG002 - a step has one refit
+        """Note the digests of the weights that a step ends with."""
+        self.digests_after = digests
 
 
 @frozen(eq=False)
@@ -98,15 +102,16 @@ class RecordedTrainer:
 
 @frozen(eq=False)
 class RecordedRoute:
-    """The way of the weights, whose digests are noted."""
+    """The way of the weights, whose refits are noted once the generator has acknowledged them."""
 
     inner: WeightRoute
-    notes: Notes
+    note: Callable[[int, Mapping[str, int]], None]
+    """Called with the version of the weights, and the digest of each tensor."""
 
     def sync_weights(self, order: RefitCommand) -> Refitted:
         """See WeightRoute."""
         refitted = self.inner.sync_weights(order)
-        self.notes.digests_after = refitted.digests
+        self.note(order.export.weight_version, refitted.digests)
         return refitted
 
 

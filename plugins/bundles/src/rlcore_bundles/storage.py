@@ -68,9 +68,9 @@ def read_bundle(directory: Path) -> Bundle:
         raise CheckpointError(f"{directory} is damaged: found {reason}; expected a bundle. Record the step again") from error
 
 
-def bytes_of(bundle: Bundle) -> int:
-    """The bytes that a bundle takes without weights, to within a few kB."""
-    return sum(array.nbytes for array in _table(bundle).values()) + len(json.dumps(_texts(bundle)))
+def bytes_without_weights(directory: Path) -> int:
+    """The bytes of a bundle's folder without `model/` and `state/`."""
+    return sum(path.stat().st_size for path in directory.iterdir() if path.is_file())
 
 
 def _described(path: Path) -> dict[str, Any]:

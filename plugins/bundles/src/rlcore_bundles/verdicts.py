@@ -7,7 +7,7 @@ from attrs import frozen
 
 from rlcore.reading import read_json
 from rlcore_bundles.bundle import Bundle
-from rlcore_bundles.difference import Row
+from rlcore_bundles.rows import Row
 from rlcore_bundles.storage import HEADER, MODEL
 
 Kind: TypeAlias = Literal["setting", "package", "file", "not in the recipe", "inputs", "none"]
