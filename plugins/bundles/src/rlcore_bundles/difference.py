@@ -17,7 +17,7 @@ from rlcore_bundles.bundle import Bundle, Update
 from rlcore_bundles.recomputed_rewards import Rewards
 from rlcore_bundles.recorded_groups import tokens_of
 from rlcore_bundles.replaying import Replayed
-from rlcore_bundles.rows import FACTOR, Row
+from rlcore_bundles.rows import FACTOR, Row, place_of
 
 PROMPTS, REWARD = "prompt tokens", "reward"
 GENERATOR = "generator's log-probabilities"
@@ -43,7 +43,7 @@ def compare(
     unperturbed: Replayed | None = None,
 ) -> list[Row]:
     """Compare all quantities of a step. `rewards`: those computed again, or why there are none. `whole`: the replay began with
-    the optimizer's state, so that updates behind the first can be compared. `unperturbed` is the replay whose weights were
+    the optimizer's state, so that updates after the first can be compared. `unperturbed` is the replay whose weights were
     perturbed, where that is not `replayed`."""
     base = unperturbed or replayed
     rows = list(_episode_rows(recorded, rewards))
@@ -242,7 +242,7 @@ def _of_update(update: Update, bundle: Bundle, recorded: Bundle, prefix: str) ->
 
 
 def _digest_row(recorded: Bundle, own: Bundle, whole: bool, rounded: bool) -> Row:
-    name = "weights behind the step"
+    name = "weights after the step"
     if not recorded.digests_after:
         return Row(quantity=name, verdict="not compared", reason="the bundle has no digests of them")
     if not whole:
@@ -270,8 +270,6 @@ def _token_place(batch: object, mask: BoolArray) -> Callable[[int], str]:
     offsets = batch.offsets  # type: ignore[attr-defined]
 
     def place(index: int) -> str:
-        token = int(places[index])
-        sequence = int(np.searchsorted(offsets, token, side="right")) - 1
-        return f"sample {sequence}, token {token - int(offsets[sequence])}"
+        return "sample {}, token {}".format(*place_of(offsets, int(places[index])))
 
     return place

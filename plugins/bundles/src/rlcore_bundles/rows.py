@@ -7,7 +7,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from rlcore.spi.arrays import AnyArray
+from rlcore.spi.arrays import AnyArray, Int64Array
 
 FACTOR = 8.0
 """Roundings of activations, in every layer, in units of one rounding of all weights."""
@@ -78,6 +78,12 @@ def units(one: Float64Array, other: Float64Array, scale: float = 0.0) -> Float64
     greatest = np.maximum(*(np.nan_to_num(np.abs(numbers), posinf=0.0) for numbers in (one, other)))
     found: Float64Array = UNITS_OF_FLOAT32 * np.maximum(greatest, scale)
     return found
+
+
+def place_of(offsets: Int64Array, token: int) -> tuple[int, int]:
+    """The sequence of a token of a packed batch, and its place there."""
+    sequence = int(np.searchsorted(offsets, token, side="right")) - 1
+    return sequence, token - int(offsets[sequence])
 
 
 def table(heading: str, rows: Sequence[Row], result: Callable[[Row], str] = lambda row: row.verdict) -> list[str]:

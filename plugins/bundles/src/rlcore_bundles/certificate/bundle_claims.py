@@ -52,10 +52,7 @@ def losses(run: Path) -> Judgement:
             worst = max(worst, away)
             if not away <= tolerance(bundle):
                 problems.append(f"{where}: recorded {update.loss_value:.9g}, {found:.9g} in float64")
-    if not count:
-        return missing(reasons[0] if reasons else "the bundles hold no update")
-    text = f"{count} updates, at most {worst:.2g} apart" + (f"; {len(reasons)} without: {reasons[0]}" if reasons else "")
-    return held(problems[:SHOWN], text)
+    return _counted(count, problems, reasons, f"{count} updates, at most {worst:.2g} apart")
 
 
 def replays(run: Path, tell: Callable[[str], None]) -> Judgement:
@@ -73,9 +70,11 @@ def replays(run: Path, tell: Callable[[str], None]) -> Judgement:
         count += 1
         if (first := first_difference(rows)) is not None:
             problems.append(f"{path.name}: {first.quantity} differs ({first.where})")
+    return _counted(count, problems, reasons, f"{count} bundles, nothing differs by more than rounding")
+
+
+def _counted(count: int, problems: list[str], reasons: list[str], text: str) -> Judgement:
+    """The judgement of parts, of which `count` were computed and others were not, for `reasons`."""
     if not count:
-        return missing(reasons[0])
-    text = f"{count} bundles, nothing differs by more than rounding" + (
-        f"; {len(reasons)} without: {reasons[0]}" if reasons else ""
-    )
-    return held(problems[:SHOWN], text)
+        return missing(reasons[0] if reasons else "the bundles hold no update")
+    return held(problems[:SHOWN], text + (f"; {len(reasons)} without: {reasons[0]}" if reasons else ""))

@@ -36,8 +36,6 @@ METRICS = {
     "rollout_corr/rollout_is_mean": "importance_weight",
 }
 OF_POLICY_LOSS = ("loss_mode",)
-OF_CORRECTION = ("rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold", "bypass_mode")
-OF_ADVANTAGES = ("adv_estimator", "norm_adv_by_std_in_grpo")
 
 
 class Verl(Adapter):
