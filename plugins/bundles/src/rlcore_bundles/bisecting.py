@@ -12,6 +12,7 @@ from rlcore_bundles.bundle import Bundle
 from rlcore_bundles.components import Change, can_show_in, changes_of, component_of
 from rlcore_bundles.file_digests import file_digests, leaves
 from rlcore_bundles.group_search import OutOfReplaysError, smallest_set
+from rlcore_bundles.interpreters import executable
 from rlcore_bundles.replay import require_prompts
 from rlcore_bundles.rows import Row
 from rlcore_bundles.run_difference import differing_versions
@@ -27,10 +28,11 @@ def bisect(
     good: Bundle, bad: Bundle, pythons: Sequence[Path] = (), *, tell: Callable[[str], None] = lambda _: None
 ) -> Bisection:
     """Find the component that brings the difference of `bad` to `good`, in at most MOST_REPLAYS replays. `pythons` are
-    interpreters of other environments. ConfigError where a bundle has no prompts, or no weights to begin with."""
+    interpreters of other environments. ConfigError where one is missing, or a bundle has no prompts or no weights."""
     require_prompts({"good": good, "bad": bad})
+    others = [Path(executable(python)) for python in pythons]
     first, second = sides_of(good, bad)
-    search = Swaps(good=first, bad=second, pythons=pythons, tell=tell)
+    search = Swaps(good=first, bad=second, pythons=others, tell=tell)
     changes = changes_of(first.settings, second.settings)
     evidence = _evidence(search, changes)
     trials = search.trials(second)

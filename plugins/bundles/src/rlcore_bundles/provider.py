@@ -11,8 +11,8 @@ def _command(name: str, priority: int, text: str, module: str) -> CommandSpec:
 
 RECORD = _command("record", 62, "Write one step of a run to a bundle.", "record_command")
 REPLAY = _command("replay", 61, "Compute a bundle's step again, and name the first difference.", "replay_command")
-DIFF = _command("diff", 60, "Name the step, the figure and the token where two runs part.", "diff_command")
-BISECT = _command("bisect", 58, "Name the component that brings the difference of two steps.", "bisect_command")
+DIFF = _command("diff", 60, "Name the step, the figure and the token where two runs begin to differ.", "diff_command")
+BISECT = _command("bisect", 58, "Name the component that makes two steps differ.", "bisect_command")
 CERTIFY = _command("certify", 59, "Write one page: which proofs a run holds.", "certificate.command")
 COMPARE = _command(
     "compare",
