@@ -22,7 +22,7 @@ from rlcore_bundles.rows import FACTOR, Float64Array, Row, differences, units
 MOST_SETS = 400
 """Sets of conventions that are tried for one term."""
 QUANTILE = 0.9
-"""Of the roundings of a term: a few tokens at a bound, whose derivative jumps, do not count for all."""
+"""Share of the roundings of a term that its bound covers: those of a few tokens, whose derivative jumps, do not count."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -32,7 +32,7 @@ class PeerTerms:
     terms: Mapping[str, AnyArray]
     """float32 by term, at loss tokens."""
     wide: Mapping[str, AnyArray]
-    """The same in float64."""
+    """float64 by term, at loss tokens."""
     metrics: Mapping[str, float] = field(factory=dict)
     """By the framework's names."""
     metric_names: Mapping[str, str] = field(factory=dict)
