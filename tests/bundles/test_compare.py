@@ -88,7 +88,7 @@ def compare(*arguments: object) -> Result:
 def test_a_strangers_adapter_is_called_on_a_recorded_step(folder: Path) -> None:
     result = compare(folder, "--with", "acme", "--json")
     found = json.loads(result.output)
-    rows = {row["term"]: row for row in found["rows"]}
+    rows = {row["quantity"]: row for row in found["rows"]}
     assert result.exit_code == 0, result.output
     assert found["framework"]["version"] == "Acme 1.0"
     assert rows["advantages"]["conventions"] == [

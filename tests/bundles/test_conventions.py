@@ -114,7 +114,7 @@ def test_a_difference_without_a_name_has_its_greatest_token() -> None:
     changed = theirs.terms["policy loss"].copy()
     changed[5] += 0.25
     other = evolve(theirs, terms={**theirs.terms, "policy loss": changed}, wide={**theirs.wide, "policy loss": changed})
-    row = next(one for one in compare_terms(batch, other, {}) if one.term == "policy loss")
+    row = next(one for one in compare_terms(batch, other, {}) if one.quantity == "policy loss")
     assert (row.verdict, row.is_explained, row.conventions) == ("differs", False, ())
     assert row.where.startswith("sample 1, token 3: rlcore ")
     assert row.difference == pytest.approx(0.25, rel=1e-4)
@@ -124,7 +124,7 @@ def test_a_missing_part_has_its_reason() -> None:
     batch = batch_of_case("grpo")
     empty = PeerTerms(terms={}, wide={})
     rows = compare_terms(batch, empty, {"advantages": "no estimator", "loss": "no loss"})
-    assert [(row.term, row.verdict, row.reason) for row in rows] == [
+    assert [(row.quantity, row.verdict, row.reason) for row in rows] == [
         ("advantages", "not compared", "no estimator"),
         ("loss", "not compared", "no loss"),
     ]

@@ -96,7 +96,7 @@ def frozen_terms(record: dict[str, Any]) -> PeerTerms:
 
 def conventions(rows: list[TermRow]) -> dict[str, tuple[str, ...]]:
     """The conventions of each term that differs."""
-    return {row.term: tuple(row.conventions) for row in rows if row.verdict == "differs"}
+    return {row.quantity: tuple(row.conventions) for row in rows if row.verdict == "differs"}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -158,4 +158,4 @@ def test_a_framework_of_sources_differs_by_named_conventions_alone(peer: str) ->
     assert not called.failures
     assert all(row.is_explained for row in rows), rows
     assert {one for row in rows for one in row.conventions} <= OF_SOURCES[peer], rows
-    assert {"token weights", "log ratio", "policy loss", "gradient"} <= {row.term for row in rows}
+    assert {"token weights", "log ratio", "policy loss", "gradient"} <= {row.quantity for row in rows}

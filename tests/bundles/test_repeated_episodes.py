@@ -15,8 +15,9 @@ from rlcore.spi import FinishReason, GenerateResult
 from rlcore.spi.arrays import offsets_of
 from rlcore.spi.execution import Responses
 from rlcore_bundles.bundle import Bundle
-from rlcore_bundles.difference import Row, first_difference
+from rlcore_bundles.difference import first_difference
 from rlcore_bundles.replay import replay
+from rlcore_bundles.rows import Row
 from rlcore_bundles.storage import read_bundle
 from rlcore_math import calculator
 from rlcore_torchkit.testing.models import CHAT_TEMPLATE, make_model

@@ -43,7 +43,7 @@ def test_a_step_with_the_optimizers_state_is_repeated_to_the_bit(recorded: Bundl
     assert generator in ("equal", "rounding")  # another engine than the trainer
     assert set(verdicts.values()) == {"equal"}
     assert {"reward", "minibatches", "advantages", "update 1: log-probabilities", "update 2: loss"} <= verdicts.keys()
-    assert verdicts["weights behind the step"] == "equal"
+    assert verdicts["weights after the step"] == "equal"
 
 
 def test_the_run_itself_is_the_same_with_and_without_bundles(
@@ -128,7 +128,7 @@ def _planted(bundle: Bundle) -> Iterator[tuple[str, Bundle, str]]:
     name = next(iter(first.metrics))
     yield "a metric", _update(bundle, 0, metrics={**first.metrics, name: first.metrics[name] + 0.1}), "update 1: metrics"
     tensor = next(iter(bundle.digests_after))
-    yield "a tensor", evolve(bundle, digests_after={**bundle.digests_after, tensor: 1}), "weights behind the step"
+    yield "a tensor", evolve(bundle, digests_after={**bundle.digests_after, tensor: 1}), "weights after the step"
 
 
 def test_the_first_quantity_with_a_fault_is_named(recorded: Bundle, again: Compared) -> None:

@@ -172,7 +172,7 @@ FAULTS = {
     "weight decay": Fault(
         expected=("optimizer",), quantity="update 2: log-probabilities", bad={"optimizer": {"weight_decay": 0.5}}
     ),
-    "a trainer that was patched": Fault(expected=("trainer",), quantity="weights behind the step", plant=_gradients),
+    "a trainer that was patched": Fault(expected=("trainer",), quantity="weights after the step", plant=_gradients),
     "packed sequences that see each other": Fault(
         expected=("packing",), quantity="generator's log-probabilities", plant=_leaking, stays=True
     ),

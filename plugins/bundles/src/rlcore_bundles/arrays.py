@@ -64,9 +64,9 @@ def take_batch(table: Mapping[str, AnyArray], name: str) -> TokenBatch:
         offsets=offsets,
         loss_mask=mask,
         token_columns={
-            key: take_column(table, f"{name}/tokens/{key}", offsets, mask) for key in _names(table, f"{name}/tokens/")
+            key: take_column(table, f"{name}/tokens/{key}", offsets, mask) for key in names_below(table, f"{name}/tokens/")
         },
-        sequence_columns={key: table[f"{name}/sequences/{key}"] for key in _names(table, f"{name}/sequences/")},
+        sequence_columns={key: table[f"{name}/sequences/{key}"] for key in names_below(table, f"{name}/sequences/")},
         sampling_mask=SamplingMask(tokens=table[kept], offsets=table[f"{name}/kept/offsets"]) if kept in table else None,
         images=take_images(table, f"{name}/images") if f"{name}/images/files" in table else None,
     )
@@ -104,6 +104,6 @@ def take_turns(table: Mapping[str, AnyArray], name: str) -> TurnRewards | None:
     return TurnRewards(**parts)
 
 
-def _names(table: Mapping[str, AnyArray], prefix: str) -> list[str]:
+def names_below(table: Mapping[str, AnyArray], prefix: str) -> list[str]:
     """The names of columns below a prefix."""
     return sorted({name.removeprefix(prefix).partition(":")[0] for name in table if name.startswith(prefix)})

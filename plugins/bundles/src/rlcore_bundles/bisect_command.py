@@ -31,12 +31,12 @@ FOLDER = click.Path(path_type=Path)
     "pythons",
     type=FOLDER,
     multiple=True,
-    help="The interpreter of another environment, which may have other versions of packages; may be given several times.",
+    help="Another environment, or its interpreter, which may have other versions of packages; may be given several times.",
 )
 @click.option("--replays", type=click.IntRange(4), default=MOST_REPLAYS, show_default=True, help="The most replays.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def bisect_command(good: Path, bad: Path, step: int | None, pythons: Sequence[Path], replays: int, as_json: bool) -> None:
-    """Name the component that brings the difference of two steps.
+    """Name the component that makes two steps differ.
 
     GOOD and BAD are bundles or run directories. A few replays swap components: trainer, kernels, dtypes, packing,
     packages, environment, reward, chat template, options of the algorithm. The exit code is 1 where the two differ.

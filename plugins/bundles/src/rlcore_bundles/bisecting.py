@@ -11,9 +11,11 @@ from rlcore.reading import parse_toml
 from rlcore.spi import ConfigError, Problem
 from rlcore_bundles.bundle import Bundle
 from rlcore_bundles.components import Change, can_show_in, changes_of, component_of
-from rlcore_bundles.difference import Row
 from rlcore_bundles.file_digests import file_digests, leaves
 from rlcore_bundles.group_search import OutOfReplaysError, smallest_set
+from rlcore_bundles.interpreters import executable
+from rlcore_bundles.rows import Row
+from rlcore_bundles.run_difference import differing_versions
 from rlcore_bundles.swaps import MOST_REPLAYS, Swaps, sides_of
 from rlcore_bundles.trials import Trials
 from rlcore_bundles.undeclared import from_undeclared, of_good_step, probed
@@ -31,11 +33,12 @@ def bisect(
     tell: Callable[[str], None] = lambda _: None,
 ) -> Bisection:
     """Find the component that brings the difference of `bad` to `good`, in at most so many replays. `pythons` are
-    interpreters of other environments. ConfigError where a bundle has no prompts, or no weights to begin with."""
+    interpreters of other environments. ConfigError where one is missing, or a bundle has no prompts or no weights."""
     if problems := [*_problems("good", good), *_problems("bad", bad)]:
         raise ConfigError(problems)
+    others = [Path(executable(python)) for python in pythons]
     first, second = sides_of(good, bad)
-    search = Swaps(good=first, bad=second, pythons=pythons, tell=tell, most=most)
+    search = Swaps(good=first, bad=second, pythons=others, tell=tell, most=most)
     changes = changes_of(first.settings, second.settings)
     evidence = _evidence(search, changes)
     trials = search.trials(second)
@@ -101,10 +104,8 @@ def _evidence(search: Swaps, changes: Sequence[Change]) -> Evidence:
     generating = [{key: value for key, value in leaves(recipe) if key.partition(".")[0] in GENERATES} for recipe in recipes]
     of_generator = [line for one in changes_of(*generating) for line in one.lines(*generating)]
     found = [line for change in changes for line in change.lines(good.settings, bad.settings)] + of_generator
-    before, after = (side.bundle.environment["distributions"] for side in (good, bad))
-    for name in sorted(before.keys() | after.keys()):
-        if before.get(name) != after.get(name):
-            found.append(f"{name} {after.get(name, 'none')}; in the good one {before.get(name, 'none')}")
+    versions = (side.bundle.environment["distributions"] for side in (good, bad))
+    found += [f"{name} {after}; in the good one {before}" for name, before, after in differing_versions(*versions)]
     digests = [side.bundle.environment.get("files", {}) for side in (good, bad)]
     pairs = [digests, (digests[0], file_digests(recipes[0])), (digests[1], file_digests(recipes[1]))]
     keys = {key for one, other in pairs for key in one.keys() & other.keys() if one[key] != other[key]}

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rlcore_bundles.compared_batch import ComparedBatch
     from rlcore_bundles.peer_comparison import TermRow
     from rlcore_bundles.peer_process import Called
+    from rlcore_bundles.rows import Row
 
 UNEXPLAINED = 1
 """The exit code where a term differs and no convention explains it, or nothing could be compared."""
@@ -97,15 +98,20 @@ def compare_command(
 
 def lines_of(rows: "Sequence[TermRow]", called: "Called", batch: "ComparedBatch") -> list[str]:
     """The comparison as a table, the conventions behind it, and the framework's settings."""
+    from rlcore_bundles.rows import table
+
     names = list(dict.fromkeys(one for row in rows for one in row.conventions))
-    width = max(len(row.term) for row in rows)
-    head = f"{'term':<{width}}  {'numbers':>8}  {'difference':>10}  {'bound':>9}  result"
-    lines = [f"rlcore and {called.version}", "", head, *(_line(row, width, names) for row in rows), ""]
+
+    def result(row: "Row") -> str:
+        by = ", ".join(str(names.index(one) + 1) for one in getattr(row, "conventions", ()))
+        return row.verdict if row.verdict != "differs" else f"differs by convention {by}" if by else "differs, not explained"
+
+    lines = [f"rlcore and {called.version}", "", *table("term", rows, result), ""]
     if names:
         lines.append(f"Conventions of {called.version}:")
         lines += [line for number, name in enumerate(names, 1) for line in _wrapped(f"  {number}. ", name)]
         lines.append("")
-    lines += [f"{row.term}: not explained. {row.where}." for row in rows if not row.is_explained]
+    lines += [f"{row.quantity}: not explained. {row.where}." for row in rows if not row.is_explained]
     lines += [f"{part}: {called.version} failed: {text}" for part, text in called.failures.items()]
     lines += [line for note in batch.notes for line in _wrapped("", note)]
     metrics = {name: value for name, value in called.terms.metrics.items() if name not in called.terms.metric_names}
@@ -130,17 +136,6 @@ def result_line(rows: "Sequence[TermRow]", called: "Called") -> str:
     parts += [f"{explained} {'differs' if explained == 1 else 'differ'} by a convention"] if explained else []
     parts += [f"{unexplained} without an explanation"] if unexplained else []
     return f"With {called.version}, {', '.join(parts)}."
-
-
-def _line(row: "TermRow", width: int, names: Sequence[str]) -> str:
-    if row.verdict == "not compared":
-        return f"{row.term:<{width}}  {'':>8}  {'':>10}  {'':>9}  not compared: {row.reason}"
-    figures = f"{row.count:>8,}  {row.difference:>10.3g}  {row.bound:>9.2g}"
-    result: str = row.verdict
-    if row.verdict == "differs":
-        by = ", ".join(str(names.index(one) + 1) for one in row.conventions)
-        result = f"differs by convention {by}" if by else "differs, not explained"
-    return f"{row.term:<{width}}  {figures}  {result}"
 
 
 def _wrapped(begin: str, text: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ from rlcore_bundles.file_digests import DOT, leaves
 from rlcore_bundles.replaying import settings_of
 
 LOGPROBS, RATIOS, LOSS = "log-probabilities", "ratios", "loss"
-GRADIENT, RATE, METRICS, WEIGHTS = "gradient", "learning rate", "metrics", "weights behind the step"
+GRADIENT, RATE, METRICS, WEIGHTS = "gradient", "learning rate", "metrics", "weights after the step"
 REFERENCE, CLIP = "reference_logprobs", "clip"
 START = "start of the replay"
 """The quantity of a replay that cannot be computed."""

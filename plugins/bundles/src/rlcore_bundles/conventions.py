@@ -11,6 +11,7 @@ from typing import get_args
 from attrs import evolve, frozen
 
 from rlcore_bundles.own_side import OwnSide
+from rlcore_bundles.peers.contract import shown
 from rlcore_torchkit.rl.loss_config import AdvantageNormalisation, Baseline, KlEstimator, KlGradient, Normalisation, RatioLevel
 
 ADVANTAGE_TERMS = frozenset({"advantages"})
@@ -70,7 +71,7 @@ def scaling(term: str, factor: float, own: OwnSide) -> Convention | None:
 
 def _option(axis: str, name: str, value: object, own: OwnSide, terms: frozenset[str], **also: object) -> Convention:
     """A convention that is another value of one of rlcore's options."""
-    text = f"{name} = {_plain(value)}, here {_plain(own.options[name])}"
+    text = f"{name} = {shown(value)}, here {shown(own.options[name])}"
     options = {name: value, **also}
     return Convention(axis=axis, text=text, terms=terms, apply=lambda side: side.with_options(**options))
 
@@ -83,12 +84,6 @@ def _knob(axis: str, text: str, terms: frozenset[str], **fields: object) -> Conv
 def _changed(side: OwnSide, terms: frozenset[str], **fields: object) -> OwnSide:
     changed = evolve(side, **fields)  # type: ignore[arg-type]
     return evolve(changed, recorded=None) if terms is ADVANTAGE_TERMS else changed
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, str):
-        return f'"{value}"'
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _others(values: tuple[object, ...], own: object) -> Iterator[object]:

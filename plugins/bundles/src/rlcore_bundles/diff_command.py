@@ -1,4 +1,4 @@
-"""`rlcore diff`: where two runs part."""
+"""`rlcore diff`: where two runs begin to differ."""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ SHOWN = 8
 @click.argument("second", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the differences as JSON.")
 def diff_command(first: Path, second: Path, as_json: bool) -> None:
-    """Name the step, the figure and the token where two runs part.
+    """Name the step, the figure and the token where two runs begin to differ.
 
     FIRST and SECOND are run directories. Figures of seconds and memory do not count. The exit code is 1 where the runs part.
     """

@@ -5,7 +5,6 @@ few units of float32. Each bound is measured on the very step.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, TypeAlias
 
 import numpy as np
 from attrs import evolve, frozen
@@ -16,35 +15,13 @@ from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS, TurnRewards
 from rlcore.spi.arrays import AnyArray, BoolArray, Int64Array
 from rlcore_bundles.bundle import Bundle, Update
 from rlcore_bundles.recomputed_rewards import Rewards
+from rlcore_bundles.recorded_groups import tokens_of
 from rlcore_bundles.replaying import Replayed
-
-FACTOR = 8.0
-"""Roundings of activations, in every layer, in units of one rounding of all weights."""
-UNITS_OF_FLOAT32 = 4 * 2.0**-23
-"""Share of a number that a few operations in float32 may change."""
+from rlcore_bundles.rows import FACTOR, Row, place_of
 
 PROMPTS, REWARD = "prompt tokens", "reward"
 GENERATOR = "generator's log-probabilities"
 MINIBATCHES = "minibatches"
-Verdict: TypeAlias = Literal["equal", "rounding", "differs", "not compared"]
-
-
-@frozen(kw_only=True)
-class Row:
-    """The comparison of one quantity."""
-
-    quantity: str
-    verdict: Verdict
-    count: int = 0
-    """The numbers compared."""
-    difference: float = 0.0
-    """The greatest absolute difference, of those beyond their bound where there are any."""
-    bound: float = 0.0
-    """The bound there."""
-    where: str = ""
-    """The place of that difference, with both values."""
-    reason: str = ""
-    """The cause, where the quantity is not compared."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -66,7 +43,7 @@ def compare(
     unperturbed: Replayed | None = None,
 ) -> list[Row]:
     """Compare all quantities of a step. `rewards`: those computed again, or why there are none. `whole`: the replay began with
-    the optimizer's state, so that updates behind the first can be compared. `unperturbed` is the replay whose weights were
+    the optimizer's state, so that updates after the first can be compared. `unperturbed` is the replay whose weights were
     perturbed, where that is not `replayed`."""
     base = unperturbed or replayed
     rows = list(_episode_rows(recorded, rewards))
@@ -133,30 +110,7 @@ def _bound(unperturbed: _Values | None, perturbed: Sequence[AnyArray]) -> float:
 
 def _row(values: _Values, found: AnyArray, bound: float = 0.0) -> Row:
     """The comparison of the numbers of a quantity."""
-    numbers = values.numbers.astype(np.float64)
-    found = found.astype(np.float64)
-    if len(numbers) != len(found):
-        where = f"found {len(found)} numbers; expected {len(numbers)}"
-        return Row(quantity=values.name, verdict="differs", count=len(numbers), where=where)
-    if not len(numbers):
-        return Row(quantity=values.name, verdict="not compared", reason="it has no numbers")
-    with np.errstate(invalid="ignore"):
-        differences = np.where(numbers == found, 0.0, np.abs(numbers - found))
-    differences = np.where(np.isnan(numbers) & np.isnan(found), 0.0, differences)
-    differences = np.where(np.isnan(differences), np.inf, differences)
-    bounds = bound + UNITS_OF_FLOAT32 * np.nan_to_num(np.maximum(np.abs(numbers), np.abs(found)), posinf=0.0)
-    beyond = differences > bounds
-    worst = int(np.where(beyond, differences, -1.0).argmax() if beyond.any() else differences.argmax())
-    verdict: Verdict = "differs" if beyond.any() else "rounding" if differences.any() else "equal"
-    where = "" if verdict == "equal" else f"{values.place(worst)}: recorded {numbers[worst]:.9g}, replayed {found[worst]:.9g}"
-    return Row(
-        quantity=values.name,
-        verdict=verdict,
-        count=len(numbers),
-        difference=float(differences[worst]),
-        bound=float(bounds[worst]),
-        where=where,
-    )
+    return Row.of(values.name, {"recorded": values.numbers, "replayed": found}, bound, values.place)
 
 
 def _episode_rows(recorded: Bundle, rewards: Rewards | str) -> Iterator[Row]:
@@ -267,9 +221,7 @@ def _quantities(bundle: Bundle, recorded: Bundle) -> Iterator[tuple[str, _Values
 def _of_update(update: Update, bundle: Bundle, recorded: Bundle, prefix: str) -> Iterator[_Values]:
     """Yield the quantities of an update, in order."""
     trained = recorded.trained
-    is_in = np.zeros(trained.num_sequences, np.bool_)
-    is_in[update.sequences] = True
-    mask = trained.loss_mask & np.repeat(is_in, trained.lengths)
+    mask = trained.loss_mask & tokens_of(trained, update.sequences)
     place = _token_place(trained, mask)
     for name in sorted(update.columns):
         yield _Values(name=f"{prefix} {name}", numbers=update.columns[name][mask], place=place)
@@ -290,7 +242,7 @@ def _of_update(update: Update, bundle: Bundle, recorded: Bundle, prefix: str) ->
 
 
 def _digest_row(recorded: Bundle, own: Bundle, whole: bool, rounded: bool) -> Row:
-    name = "weights behind the step"
+    name = "weights after the step"
     if not recorded.digests_after:
         return Row(quantity=name, verdict="not compared", reason="the bundle has no digests of them")
     if not whole:
@@ -318,8 +270,6 @@ def _token_place(batch: object, mask: BoolArray) -> Callable[[int], str]:
     offsets = batch.offsets  # type: ignore[attr-defined]
 
     def place(index: int) -> str:
-        token = int(places[index])
-        sequence = int(np.searchsorted(offsets, token, side="right")) - 1
-        return f"sample {sequence}, token {token - int(offsets[sequence])}"
+        return "sample {}, token {}".format(*place_of(offsets, int(places[index])))
 
     return place

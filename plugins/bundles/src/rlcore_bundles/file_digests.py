@@ -18,12 +18,18 @@ def file_digests(recipe: Mapping[str, Any]) -> dict[str, str]:
         texts = value if isinstance(value, list) else [value]
         for text in (one for one in texts if isinstance(one, str)):
             if (path := _file(text)) is not None and not key.startswith("data."):
-                found[key] = hashlib.sha256(path.read_bytes()).hexdigest()
+                found[key] = sha256_of(path)
     model = Path(str(recipe["model"]["path"]))
     for name in OF_MODEL:
         if (model / name).is_file():
-            found[f"model.path/{name}"] = hashlib.sha256((model / name).read_bytes()).hexdigest()
+            found[f"model.path/{name}"] = sha256_of(model / name)
     return found
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, as sha256sum prints it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -10,15 +10,13 @@ from attrs import define, evolve, field
 
 from rlcore.reading import parse_toml
 from rlcore.run.observers import ObservedRun
-from rlcore.run.plan.run_plan import dtype_of
 from rlcore.run.protocols import CollectedRollouts, LoopObserver, TrainedStep
-from rlcore.run.storage.run_directory import describe_environment
 from rlcore.spi import SaveStateRequest, StorageError
 from rlcore.spi.execution import Backends, TrainerGroup
 from rlcore_bundles.bundle import Bundle
 from rlcore_bundles.file_digests import file_digests
-from rlcore_bundles.recorded_groups import Notes, RecordedRoute, RecordedTrainer
-from rlcore_bundles.storage import MODEL, STATE, bytes_of, write_bundle
+from rlcore_bundles.recorded_groups import Notes, RecordedRoute, RecordedTrainer, environment_of, scored_columns
+from rlcore_bundles.storage import MODEL, STATE, bytes_without_weights, write_bundle
 
 FALL = 0.25
 """Share of its greatest value below which reward or entropy has collapsed."""
@@ -79,7 +77,7 @@ class BundleObserver(LoopObserver):
     def on_backends(self, backends: Backends) -> Backends:
         """See LoopObserver."""
         self._trainer = backends.trainer
-        route = None if backends.route is None else RecordedRoute(backends.route, self._notes)
+        route = None if backends.route is None else RecordedRoute(backends.route, self._notes.note_refit)
         return evolve(backends, trainer=RecordedTrainer(backends.trainer, self._notes), route=route)
 
     def on_batch(self, step: TrainedStep) -> None:
@@ -120,7 +118,7 @@ class BundleObserver(LoopObserver):
             return
         self._run.progress.note(
             f"step {step.step} is in {directory}{': ' + alarm if alarm else ''} ({size / MIB:.1f} MiB, "
-            f"{bytes_of(bundle) / MIB:.1f} MiB of them without weights)"
+            f"{bytes_without_weights(directory) / MIB:.1f} MiB of them without weights)"
         )
 
     def _aside(self, step: int) -> Path:
@@ -142,19 +140,15 @@ class BundleObserver(LoopObserver):
 def bundle_of(run: ObservedRun, step: TrainedStep, notes: Notes, metrics: Mapping[str, float], alarm: str) -> Bundle:
     """The bundle of a step, without weights."""
     assert isinstance(step.sampled, CollectedRollouts)
-    plan, before = run.plan, step.sampled.batch.token_columns
-    scored = {name: column for name, column in step.scored.batch.token_columns.items() if before.get(name) is not column}
-    environment = describe_environment([entry.distribution for entry in plan.chosen.values()])
-    files = file_digests(parse_toml(plan.resolved))
-    described = {"device": plan.device, "dtype": dtype_of(plan.recipe, plan.device), "files": files}
+    plan = run.plan
     return Bundle(
         step=step.step,
         weight_version=step.sampled.weight_version,
         recipe=plan.resolved,
-        environment=environment | described,
+        environment=environment_of(plan) | {"files": file_digests(parse_toml(plan.resolved))},
         alarm=alarm,
         sampled=step.sampled,
-        scored=scored,
+        scored=scored_columns(step),
         trained=step.trained,
         updates=tuple(notes.updates),
         digests_before=notes.digests_before,

@@ -6,26 +6,23 @@ units of float32.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from attrs import evolve, field, frozen
-from numpy.typing import NDArray
 
 from rlcore.spi.arrays import AnyArray
 from rlcore_bundles.compared_batch import ComparedBatch, as_dtype
 from rlcore_bundles.conventions import Convention, combinations_of, conventions_of, scaling
-from rlcore_bundles.difference import FACTOR, UNITS_OF_FLOAT32
 from rlcore_bundles.own_side import OwnSide
 from rlcore_bundles.peers.terms import LossTerms
+from rlcore_bundles.rows import FACTOR, Float64Array, Row, differences, units
 
-Verdict: TypeAlias = Literal["equal", "rounding", "differs", "not compared"]
-Float64Array: TypeAlias = NDArray[np.float64]
 MOST_SETS = 400
 """Sets of conventions that are tried for one term."""
 QUANTILE = 0.9
-"""The share of a term's roundings that counts for all: a few tokens at a bound, whose derivative jumps, do not."""
+"""Share of the roundings of a term that its bound covers: those of a few tokens, whose derivative jumps, do not count."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -43,22 +40,11 @@ class PeerTerms:
 
 
 @frozen(kw_only=True)
-class TermRow:
+class TermRow(Row):
     """The comparison of one term."""
 
-    term: str
-    verdict: Verdict
-    count: int = 0
-    """The numbers compared."""
-    difference: float = 0.0
-    """The greatest absolute difference, of those beyond their bound where there are any."""
-    bound: float = 0.0
-    where: str = ""
-    """The place of that difference, with both values."""
     conventions: Sequence[str] = ()
     """What explains the difference: conventions of earlier terms, too."""
-    reason: str = ""
-    """The cause, where the term is not compared."""
 
     @property
     def is_explained(self) -> bool:
@@ -158,7 +144,7 @@ class _Comparison:
     def rows(self, reasons: Mapping[str, str]) -> list[TermRow]:
         """The rows, in the order in which the terms follow from each other."""
         rows = (
-            [TermRow(term="advantages", verdict="not compared", reason=reasons["advantages"])]
+            [TermRow(quantity="advantages", verdict="not compared", reason=reasons["advantages"])]
             if "advantages" in reasons
             else []
         )
@@ -167,7 +153,7 @@ class _Comparison:
                 theirs = _numbers(self._peer.terms[term], self._peer.wide[term])
                 rows.append(self._row(term, term, theirs, partial(_term, term)))
         if "loss" in reasons:
-            rows.append(TermRow(term="loss", verdict="not compared", reason=reasons["loss"]))
+            rows.append(TermRow(quantity="loss", verdict="not compared", reason=reasons["loss"]))
         else:
             rows += self._metric_rows()
         return [evolve(row, conventions=tuple(dict.fromkeys(map(self._current, row.conventions)))) for row in rows]
@@ -251,27 +237,12 @@ class _Comparison:
         return None if (differences > bounds).any() else float(differences.max(initial=0.0))
 
     def _compared(self, term: str, name: str, ours: _Numbers, theirs: _Numbers) -> TermRow:
-        count = len(ours.values)
-        if count != len(theirs.values):
-            where = f"rlcore has {count} numbers, the other {len(theirs.values)}"
-            return TermRow(term=name, verdict="differs", count=count, where=where)
-        if not count:
-            return TermRow(term=name, verdict="not compared", reason="it has no numbers")
-        differences, bounds = _differences(ours, theirs)
-        beyond = differences > bounds
-        worst = int(np.where(beyond, differences, -1.0).argmax() if beyond.any() else differences.argmax())
-        verdict: Verdict = "differs" if beyond.any() else "rounding" if differences.any() else "equal"
-        where = f"{self._place(term, worst, count)}: rlcore {ours.values[worst]:.9g}, the other {theirs.values[worst]:.9g}"
-        return TermRow(
-            term=name,
-            verdict=verdict,
-            count=count,
-            difference=float(differences[worst]),
-            bound=float(bounds[worst]),
-            where="" if verdict == "equal" else where,
-        )
+        sides = {"rlcore": ours.values, "the other": theirs.values}
+        if len(ours.values) != len(theirs.values):
+            return TermRow.of(name, sides, 0.0, str)
+        return TermRow.of(name, sides, _roundings(ours, theirs), partial(self._place, term, count=len(ours.values)), ours.scale)
 
-    def _place(self, term: str, index: int, count: int) -> str:
+    def _place(self, term: str, index: int, *, count: int) -> str:
         rows = self._batch.sample_rows if term == "advantages" else self._batch.update_rows
         return "the update" if count == 1 or rows is None else rows.place(index)
 
@@ -303,15 +274,15 @@ def _numbers(narrow: AnyArray, wide: AnyArray, *, scale: float = 0.0) -> _Number
 
 def _differences(ours: _Numbers, theirs: _Numbers) -> tuple[Float64Array, Float64Array]:
     """The absolute differences, and the bound of each."""
-    one, other = ours.values, theirs.values
-    with np.errstate(invalid="ignore"):
-        differences = np.where(one == other, 0.0, np.abs(one - other))
-    differences = np.where(np.isnan(one) & np.isnan(other), 0.0, differences)
+    bounds = _roundings(ours, theirs) + units(ours.values, theirs.values, ours.scale)
+    return differences(ours.values, theirs.values), bounds
+
+
+def _roundings(ours: _Numbers, theirs: _Numbers) -> Float64Array:
+    """How far the roundings of both sides move each number."""
     rounding = ours.rounding + theirs.rounding
     usual = float(np.quantile(rounding, QUANTILE)) if len(rounding) else 0.0
-    greatest = np.maximum(np.nan_to_num(np.abs(one), posinf=0.0), np.nan_to_num(np.abs(other), posinf=0.0))
-    bounds = FACTOR * (rounding + usual) + UNITS_OF_FLOAT32 * np.maximum(greatest, ours.scale)
-    return np.where(np.isnan(differences), np.inf, differences), bounds
+    return FACTOR * (rounding + usual)
 
 
 def _factor(ours: _Numbers, theirs: _Numbers) -> float | None:

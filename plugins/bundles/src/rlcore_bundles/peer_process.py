@@ -3,9 +3,6 @@
 import importlib.util
 import inspect
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -27,6 +24,7 @@ from rlcore.registry.states import named_state
 from rlcore.spi import ConfigError, PluginError, Problem
 from rlcore.spi.provider import group_of
 from rlcore_bundles.compared_batch import ComparedBatch
+from rlcore_bundles.interpreters import executable, run_python
 from rlcore_bundles.peer_comparison import PeerTerms, has_of
 from rlcore_bundles.peer_dumps import Dump
 from rlcore_bundles.peers import worker
@@ -71,15 +69,15 @@ def call_adapter(
     """Call an adapter in the environment of `python`, or in that of this process. ConfigError where the framework is missing
     there, or the adapter cannot be used with it."""
     function = adapter(name)
-    executable = _executable(python)
+    program = executable(python)
     if checkout is not None and not checkout.is_dir():
         raise ConfigError([Problem(path="--checkout", found=f"{checkout}, no folder", expected="the framework's sources")])
     module = inspect.unwrap(function).__module__
     with tempfile.TemporaryDirectory(prefix="rlcore-compare-") as folder:
         place = Path(folder)
         _write_request(place, batch, f"{module}:{function.__name__}", overrides, checkout)
-        found = _run(executable, place, name)
-        _require_answer(name, found, executable, function)
+        found = _run(program, place, name)
+        _require_answer(name, found, program, function)
         arrays = load_file(place / "answer.safetensors")
     narrow, wide = (
         {term.removeprefix(f"{dtype}/"): one for term, one in arrays.items() if term.startswith(f"{dtype}/")}
@@ -103,17 +101,6 @@ def written(dump: Dump, batch: ComparedBatch) -> Called:
     return Called(
         version=dump.path.name, functions=[], settings={}, unmapped=[], terms=terms, reasons=batch.reasons, failures={}
     )
-
-
-def _executable(python: Path | None) -> str:
-    if python is None:
-        return sys.executable
-    # An environment's folder stands for its interpreter.
-    path = python / "bin" / "python" if python.is_dir() else python
-    if not path.is_file():
-        expected = "the interpreter of an environment, or the environment's folder"
-        raise ConfigError([Problem(path="--python", found=f"{python}, no such file", expected=expected)])
-    return str(path.absolute())
 
 
 def _write_request(
@@ -146,34 +133,28 @@ def _write_request(
     (place / "request.json").write_text(json.dumps(request), encoding="utf-8")
 
 
-def _run(executable: str, place: Path, name: str) -> Any:
+def _run(python: str, place: Path, name: str) -> Any:
     # The program is read, not run by its path: its folder has modules with the names of frameworks.
     program = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
-    try:
-        process = subprocess.run(
-            [executable, "-c", program, worker.__file__, str(place)],
-            cwd=place,
-            env={**os.environ, "TORCHDYNAMO_DISABLE": "1"},  # compiled functions are called as they are written
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=LIMIT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError([Problem(path="--python", found=str(error), expected=f"an interpreter that calls {name}")]) from error
+    ran = run_python(
+        python,
+        ["-c", program, worker.__file__, str(place)],
+        folder=place,
+        limit_s=LIMIT_S,
+        TORCHDYNAMO_DISABLE="1",  # compiled functions are called as they are written
+    )
     if not (place / "answer.json").is_file():
-        last = "\n".join((process.stdout + process.stderr).strip().splitlines()[-SHOWN:])
-        raise PluginError(f"the adapter {name!r} ended with exit code {process.returncode} in {executable}:\n{last}")
+        found = f"ended with exit code {ran.exit_code} in {python}:\n{ran.last_lines(SHOWN)}"
+        raise PluginError(f"the adapter {name!r} {found}")
     return json.loads((place / "answer.json").read_text(encoding="utf-8"))
 
 
-def _require_answer(name: str, found: Mapping[str, Any], executable: str, function: Callable[..., Any]) -> None:
+def _require_answer(name: str, found: Mapping[str, Any], python: str, function: Callable[..., Any]) -> None:
     if "error" in found:
         raise ConfigError([Problem(path=f"--with {name}", found=found["error"], expected="settings that it can compute")])
     if "missing" in found:
-        how = getattr(inspect.getmodule(function), "INSTALL", "Install it there.").format(python=executable)
-        what = f"{executable} does not import it: {found['text']}"
+        how = getattr(inspect.getmodule(function), "INSTALL", "Install it there.").format(python=python)
+        what = f"{python} does not import it: {found['text']}"
         remedy = f"{how} Another environment is named with --python."
         raise ConfigError([Problem(path=f"--with {name}", found=what, expected="the framework", remedy=remedy)])
 

@@ -3,47 +3,22 @@
 from rlcore.spi import SPI_VERSION, CommandSpec, LoopObserverProvider
 from rlcore_bundles.receipts.config import ReceiptsConfig
 
-RECORD = CommandSpec(
-    name="record",
-    spi=SPI_VERSION,
-    help="Write one step of a run to a bundle.",
-    command="rlcore_bundles.record_command:record_command",
-    priority=62,
-)
-REPLAY = CommandSpec(
-    name="replay",
-    spi=SPI_VERSION,
-    help="Compute a bundle's step again, and name the first difference.",
-    command="rlcore_bundles.replay_command:replay_command",
-    priority=61,
-)
-DIFF = CommandSpec(
-    name="diff",
-    spi=SPI_VERSION,
-    help="Name the step, the figure and the token where two runs part.",
-    command="rlcore_bundles.diff_command:diff_command",
-    priority=60,
-)
-BISECT = CommandSpec(
-    name="bisect",
-    spi=SPI_VERSION,
-    help="Name the component that brings the difference of two steps.",
-    command="rlcore_bundles.bisect_command:bisect_command",
-    priority=58,
-)
-CERTIFY = CommandSpec(
-    name="certify",
-    spi=SPI_VERSION,
-    help="Write one page: which proofs a run holds.",
-    command="rlcore_bundles.certificate.command:certify_command",
-    priority=59,
-)
-COMPARE = CommandSpec(
-    name="compare",
-    spi=SPI_VERSION,
-    help="Compute a bundle's step by another framework's code, and name the conventions that differ.",
-    command="rlcore_bundles.compare_command:compare_command",
-    priority=57,
+
+def _command(name: str, priority: int, text: str, module: str) -> CommandSpec:
+    path = f"rlcore_bundles.{module}:{name}_command"
+    return CommandSpec(name=name, spi=SPI_VERSION, help=text, command=path, priority=priority)
+
+
+RECORD = _command("record", 62, "Write one step of a run to a bundle.", "record_command")
+REPLAY = _command("replay", 61, "Compute a bundle's step again, and name the first difference.", "replay_command")
+DIFF = _command("diff", 60, "Name the step, the figure and the token where two runs begin to differ.", "diff_command")
+BISECT = _command("bisect", 58, "Name the component that makes two steps differ.", "bisect_command")
+CERTIFY = _command("certify", 59, "Write one page: which proofs a run holds.", "certificate.command")
+COMPARE = _command(
+    "compare",
+    57,
+    "Compute a bundle's step by another framework's code, and name the conventions that differ.",
+    "compare_command",
 )
 BUNDLES = LoopObserverProvider(name="bundles", spi=SPI_VERSION, observer="rlcore_bundles.observer:BundleObserver")
 RECEIPTS = LoopObserverProvider(

@@ -1,14 +1,17 @@
 """Trainer and route of a run whose calls are noted."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 from attrs import define, field, frozen
 
+from rlcore.run.plan.run_plan import RunPlan, dtype_of
+from rlcore.run.protocols import TrainedStep
+from rlcore.run.storage.run_directory import describe_environment
 from rlcore.spi import LossSpec, TokenBatch, TrainStepResult, capabilities
-from rlcore.spi.arrays import Float32Array
+from rlcore.spi.arrays import AnyArray, BoolArray, Float32Array, Int64Array
 from rlcore.spi.execution import LogprobsColumn, Minibatch, RefitCommand, Refitted, TrainerGroup, WeightRoute
 from rlcore_bundles.bundle import Update
 
@@ -29,6 +32,10 @@ class Notes:
         """Begin a step."""
         self.wanted, self.updates, self.columns = wanted, [], {}
         self.digests_before, self.digests_after = self.digests_after, {}
+
+    def note_refit(self, version: int, digests: Mapping[str, int]) -> None:  # noqa: ARG002 - a step has one refit
+        """Note the digests of the weights that a step ends with."""
+        self.digests_after = digests
 
 
 @frozen(eq=False)
@@ -69,7 +76,7 @@ class RecordedTrainer:
             if name.endswith("logprobs") and name in batch.token_columns
         }
         of_step = {
-            name: _of(batch, minibatch.sequences, column)
+            name: np.where(tokens_of(batch, minibatch.sequences), column, np.float32(0.0))
             for name, column in notes.columns.items()
             if name in loss.token_columns
         }
@@ -95,20 +102,33 @@ class RecordedTrainer:
 
 @frozen(eq=False)
 class RecordedRoute:
-    """The way of the weights, whose digests are noted."""
+    """The way of the weights, whose refits are noted once the generator has acknowledged them."""
 
     inner: WeightRoute
-    notes: Notes
+    note: Callable[[int, Mapping[str, int]], None]
+    """Called with the version of the weights, and the digest of each tensor."""
 
     def sync_weights(self, order: RefitCommand) -> Refitted:
         """See WeightRoute."""
         refitted = self.inner.sync_weights(order)
-        self.notes.digests_after = refitted.digests
+        self.note(order.export.weight_version, refitted.digests)
         return refitted
 
 
-def _of(batch: TokenBatch, sequences: Any, column: Float32Array) -> Float32Array:
-    """float32 [T]: the column of these sequences, 0.0 in the others."""
+def environment_of(plan: RunPlan) -> dict[str, object]:
+    """Versions and devices, as environment.json holds them, with the trainer's device and dtype."""
+    environment = describe_environment([entry.distribution for entry in plan.chosen.values()])
+    return environment | {"device": plan.device, "dtype": dtype_of(plan.recipe, plan.device)}
+
+
+def scored_columns(step: TrainedStep) -> dict[str, AnyArray]:
+    """The token columns that scorers added to a step's samples, or changed."""
+    before = step.sampled.batch.token_columns
+    return {name: column for name, column in step.scored.batch.token_columns.items() if before.get(name) is not column}
+
+
+def tokens_of(batch: TokenBatch, sequences: Int64Array) -> BoolArray:
+    """bool [T]: the tokens of these sequences."""
     is_in = np.zeros(batch.num_sequences, np.bool_)
     is_in[sequences] = True
-    return np.where(np.repeat(is_in, batch.lengths), column, np.float32(0.0))
+    return np.repeat(is_in, batch.lengths)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +19,9 @@ from rlcore.run.train import train
 from rlcore.spi import WEIGHT_VERSIONS, CheckpointError, ConfigError, Problem
 from rlcore_bundles.bundle import Bundle, Prompts, Weights
 from rlcore_bundles.observer import STOP_BEHIND, StepRecorded
+from rlcore_bundles.run_difference import MEASURED, differing_figures
 from rlcore_bundles.storage import MODEL, STATE, read_bundle, write_bundle
 
-MEASURED = ("time/", "tokens_per_second", "generated_tokens_per_second", "memory/", "receipts/seconds")
-"""Figures that depend on the clock and on the machine."""
 NAME = "run"
 
 
@@ -87,7 +85,8 @@ def record(
 
         size = write_bundle(bundle, output, move if moves else None)
     found = next((line for line in RunDirectory(path=run).read_metrics() if line["step"] == step), {})
-    differing, num_equal = _compared(found, bundle.metrics)
+    differing = {one.name: (one.first, one.second) for one in differing_figures(found, bundle.metrics)}
+    num_equal = sum(not name.startswith(MEASURED) for name in found.keys() & bundle.metrics.keys()) - len(differing)
     return Recorded(bundle=evolve(bundle, directory=output), num_bytes=size, differing=differing, num_equal=num_equal)
 
 
@@ -112,11 +111,9 @@ def without_prompts(bundle: Bundle, prompts: Prompts) -> Bundle:
 
 
 def _before(saved: SavedRun, step: int) -> Path | None:
-    """The newest checkpoint before a step; None for the run's beginning. CheckpointError where that is gone."""
+    """The newest checkpoint before a step; None for the run's beginning."""
     found = {number: path for path in saved.checkpoints if (number := step_of(path)) is not None and number < step}
-    if found:
-        return found[max(found)]
-    return None
+    return found[max(found)] if found else None
 
 
 def _options(step: int, weights: Weights) -> list[str]:
@@ -159,10 +156,3 @@ def _continue(
     finally:
         STOP_BEHIND.reset(token)
     return notes.texts
-
-
-def _compared(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[dict[str, tuple[float, float]], int]:
-    """The figures that differ, and how many are equal."""
-    names = [name for name in before.keys() & after.keys() if not name.startswith(MEASURED)]
-    same = [name for name in names if before[name] == after[name] or (math.isnan(before[name]) and math.isnan(after[name]))]
-    return {name: (before[name], after[name]) for name in sorted(set(names) - set(same))}, len(same)

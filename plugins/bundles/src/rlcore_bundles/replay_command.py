@@ -7,9 +7,10 @@ from pathlib import Path
 import attrs
 import click
 
-from rlcore_bundles.difference import Row, first_difference
+from rlcore_bundles.difference import first_difference
 from rlcore_bundles.layout import layout_overrides
 from rlcore_bundles.replay import Replay, replay
+from rlcore_bundles.rows import table
 from rlcore_bundles.storage import read_bundle
 
 DIFFERS = 1
@@ -61,18 +62,9 @@ def replay_command(
 
 def lines_of(found: Replay) -> list[str]:
     """The comparison as a table, and its result in a sentence."""
-    width = max(len(row.quantity) for row in found.rows)
-    head = f"{'quantity':<{width}}  {'numbers':>9}  {'difference':>10}  {'bound':>10}  result"
-    lines = [head, *(_line(row, width) for row in found.rows)]
+    lines = table("quantity", found.rows)
     first = first_difference(found.rows)
     if first is None:
         rounded = any(row.verdict == "rounding" for row in found.rows)
         return [*lines, "", f"Nothing differs by more than rounding{'' if rounded else ': every number is equal'}."]
     return [*lines, "", f"The first that differs is {first.quantity}: {first.where}."]
-
-
-def _line(row: Row, width: int) -> str:
-    if row.verdict == "not compared":
-        return f"{row.quantity:<{width}}  {'':>9}  {'':>10}  {'':>10}  not compared: {row.reason}"
-    figures = f"{row.count:>9,}  {row.difference:>10.3g}  {row.bound:>10.3g}"
-    return f"{row.quantity:<{width}}  {figures}  {row.verdict}"

@@ -18,11 +18,10 @@ from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.loop import Loop
 from rlcore.run.plan.in_process_overrides import PYTHON, InProcessOverrides
 from rlcore.run.plan.prepare import prepare, require_device
-from rlcore.run.plan.run_plan import RunPlan, dtype_of
+from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import CollectedRollouts, LoopObserver, LoopPosition, Source, TrainedStep, WeightSync, always
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.storage.run_directory import describe_environment
 from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
 from rlcore.run.train_step.policy import PolicyLearner
 from rlcore.run.train_step.scorers import Reference, ReferenceScorer, Rescorer
@@ -30,7 +29,7 @@ from rlcore.spi import ConfigError, LoadStateRequest, Problem, Role, RolloutBatc
 from rlcore.spi.arrays import AnyArray, Float32Array
 from rlcore.spi.execution import Backends
 from rlcore_bundles.bundle import Bundle
-from rlcore_bundles.recorded_groups import Notes, RecordedTrainer
+from rlcore_bundles.recorded_groups import Notes, RecordedTrainer, environment_of, scored_columns
 from rlcore_bundles.storage import MODEL, STATE
 
 DROPPED = (
@@ -137,6 +136,17 @@ class Start:
         remedy = "Name its Hugging Face directory with --weights, or record the step with --weights model."
         raise ConfigError([Problem(path="bundle", found=found, expected=expected, remedy=remedy)])
 
+    def is_whole(self, bundle: Bundle) -> bool:
+        """Return whether the optimizer begins as it did in the bundle's step."""
+        return self.state is not None or bundle.weight_version == 0
+
+    def load(self, bundle: Bundle, backends: Backends) -> int:
+        """Load the trainer's state, if there is one; return the version of the weights in the replay."""
+        if self.state is None:
+            return 0
+        backends.trainer.load_state(LoadStateRequest(directory=self.state))
+        return bundle.weight_version
+
 
 def settings_of(bundle: Bundle) -> dict[str, Any]:
     """The sections of a bundle's recipe that a replay reads. It takes the best trainer that is installed."""
@@ -183,22 +193,18 @@ def replayed(bundle: Bundle, plan: RunPlan, start: Start, *, digests: bool) -> R
     notes, progress = Notes(), Progress()
     keeper, plan = Keeper(notes), _without_generator(plan)
     with _backends(plan) as backends:
-        if start.state is not None:
-            backends.trainer.load_state(LoadStateRequest(directory=start.state))
-        version = 0 if start.state is None else bundle.weight_version
+        version = start.load(bundle, backends)
         batch = bundle.sampled.batch
         start_logprobs = backends.trainer.logprobs(batch, np.arange(batch.num_sequences), "policy", version)
         _loop(bundle, plan, backends, _at_version(bundle.sampled, version), keeper, progress, version).run()
         after = _digests(backends) if digests else {}
     step = keeper.step
     assert step is not None
-    before = step.sampled.batch.token_columns
     again = evolve(
         bundle,
         recipe=plan.resolved,
-        environment=describe_environment([entry.distribution for entry in plan.chosen.values()])
-        | {"device": plan.device, "dtype": dtype_of(plan.recipe, plan.device)},
-        scored={name: one for name, one in step.scored.batch.token_columns.items() if before.get(name) is not one},
+        environment=environment_of(plan),
+        scored=scored_columns(step),
         trained=step.trained,
         updates=tuple(notes.updates),
         digests_before={},
@@ -220,9 +226,7 @@ def policy_logprobs(bundle: Bundle, plan: RunPlan) -> Float32Array:
 def logprobs_at(bundle: Bundle, plan: RunPlan, start: Start) -> Iterator[Callable[[float], Float32Array]]:
     """Yield a function that returns the log-probabilities of a bundle's samples at a temperature, float32 [T]."""
     with _backends(plan) as backends:
-        if start.state is not None:
-            backends.trainer.load_state(LoadStateRequest(directory=start.state))
-        version, batch = 0 if start.state is None else bundle.weight_version, bundle.sampled.batch
+        version, batch = start.load(bundle, backends), bundle.sampled.batch
         numbers = np.arange(batch.num_sequences)
         yield lambda temperature: backends.trainer.at_temperature(temperature).logprobs(batch, numbers, "policy", version)
 

@@ -12,8 +12,9 @@ from rlcore.run.report.metrics_file import read_metrics_file
 from rlcore.run.storage.recipe_changes import recipe_changes
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saved_run import SavedRun
-from rlcore_bundles.recording import MEASURED
 
+MEASURED = ("time/", "tokens_per_second", "generated_tokens_per_second", "memory/", "receipts/seconds")
+"""Figures that depend on the clock and on the machine."""
 COLUMNS = ("prompt", "tokens", "response", "finish_reason", "weight_versions", "generation_logprobs", "reward", "advantages")
 """Columns of saved samples, in the order in which a step makes them."""
 FIRST = ("reward", "success", "response", "truncated", "environment/", "advantage", "zero_advantage", "loss", "grad_norm")
@@ -64,8 +65,8 @@ def run_difference(first: Path, second: Path) -> RunDifference:
     runs = [SavedRun.find(path) for path in (first, second)]
     records = [{int(one["step"]): one for one in read_metrics_file(run.path / "metrics.jsonl")} for run in runs]
     steps = sorted(records[0].keys() & records[1].keys())
-    parted = next((step for step in steps if list(_figures(records[0][step], records[1][step]))), None)
-    figures = () if parted is None else _figures(records[0][parted], records[1][parted])
+    parted = next((step for step in steps if list(differing_figures(records[0][step], records[1][step]))), None)
+    figures = () if parted is None else differing_figures(records[0][parted], records[1][parted])
     return RunDifference(
         changes=list(_changes(*runs)),
         num_steps=len(steps),
@@ -78,15 +79,19 @@ def run_difference(first: Path, second: Path) -> RunDifference:
 def _changes(first: SavedRun, second: SavedRun) -> Iterator[str]:
     texts = [read_bytes(run.path / "recipe.toml").decode(errors="replace") for run in (first, second)]
     yield from (str(change) for change in recipe_changes(*texts))
-    before, after = (RunDirectory(path=run.path).versions for run in (first, second))
-    for name in sorted(before.keys() | after.keys()):
-        if before.get(name) != after.get(name):
-            yield f"{name} {before.get(name, 'none')} -> {after.get(name, 'none')}"
+    versions = [RunDirectory(path=run.path).versions for run in (first, second)]
+    yield from (f"{name} {before} -> {after}" for name, before, after in differing_versions(*versions))
 
 
-def _figures(first: Mapping[str, float], second: Mapping[str, float]) -> Iterator[Figure]:
+def differing_versions(first: Mapping[str, str], second: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """The packages of which two environments have other versions, with both; "none" where one has none."""
+    pairs = ((name, first.get(name, "none"), second.get(name, "none")) for name in sorted(first.keys() | second.keys()))
+    return [(name, one, other) for name, one, other in pairs if one != other]
+
+
+def differing_figures(first: Mapping[str, float], second: Mapping[str, float]) -> Iterator[Figure]:
     """Yield the figures that differ, of those that both have."""
-    for name in first.keys() & second.keys():
+    for name in sorted(first.keys() & second.keys()):
         one, other = first[name], second[name]
         if not name.startswith(MEASURED) and one != other and not (math.isnan(one) and math.isnan(other)):
             yield Figure(name=name, first=one, second=other)

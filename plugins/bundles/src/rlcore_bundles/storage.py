@@ -3,9 +3,7 @@
 bundle.json names the format's version, and the size and SHA-256 of every other file. Nothing in a bundle is executed.
 """
 
-import hashlib
 import json
-import math
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,9 +18,10 @@ from rlcore.files import storage_errors
 from rlcore.reading import read_bytes, read_json
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.spi import CheckpointError, ContractError
-from rlcore.spi.arrays import AnyArray
-from rlcore_bundles.arrays import Table, put_batch, put_column, put_turns, take_batch, take_column, take_turns
+from rlcore.spi.arrays import AnyArray, put_rows, take_rows
+from rlcore_bundles.arrays import Table, names_below, put_batch, put_column, put_turns, take_batch, take_column, take_turns
 from rlcore_bundles.bundle import Bundle, Update
+from rlcore_bundles.file_digests import sha256_of
 
 FORMAT: Final = 1
 HEADER, ARRAYS, TEXTS = "bundle.json", "arrays.safetensors", "texts.json"
@@ -69,14 +68,13 @@ def read_bundle(directory: Path) -> Bundle:
         raise CheckpointError(f"{directory} is damaged: found {reason}; expected a bundle. Record the step again") from error
 
 
-def bytes_of(bundle: Bundle) -> int:
-    """The bytes that a bundle takes without weights, to within a few kB."""
-    return sum(array.nbytes for array in _table(bundle).values()) + len(json.dumps(_texts(bundle)))
+def bytes_without_weights(directory: Path) -> int:
+    """The bytes of a bundle's folder without `model/` and `state/`."""
+    return sum(path.stat().st_size for path in directory.iterdir() if path.is_file())
 
 
 def _described(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
 def _file_problems(directory: Path, files: Any) -> Any:
@@ -145,9 +143,7 @@ def _table(bundle: Bundle) -> Table:
         table[f"updates/{number}/sequences"] = update.sequences
         columns = dict(update.columns) | ({} if update.logprobs is None else {":logprobs": update.logprobs})
         for name, column in columns.items():
-            table[f"updates/{number}/columns/{name}"] = np.concatenate(
-                [column[trained.offsets[one] : trained.offsets[one + 1]] for one in update.sequences]
-            )
+            table[f"updates/{number}/columns/{name}"] = take_rows(column, trained.offsets, update.sequences)
     return {name: np.ascontiguousarray(array) for name, array in table.items()}
 
 
@@ -164,18 +160,18 @@ def _is_same(batch: Any, bundle: Bundle, name: str, column: AnyArray) -> bool:
 
 def _bundle(header: Mapping[str, Any], table: Mapping[str, AnyArray], texts: Mapping[str, Any], directory: Path) -> Bundle:
     batch = take_batch(table, "sampled")
-    names = {name.removeprefix("components/") for name in table if name.startswith("components/")}
     of_samples: dict[str, Any] = {name: table[f"samples/{name}"] for name in _OF_SAMPLES}
     sampled = CollectedRollouts(
         batch=batch,
         **of_samples,
-        reward_components={name: table[f"components/{name}"] for name in sorted(names)},
+        reward_components={name: table[f"components/{name}"] for name in names_below(table, "components/")},
         turns=take_turns(table, "turns"),
         environment_metrics=header["sampled"]["environment_metrics"],
         **{name: texts[name] for name in texts if name != "row_hashes"},
     )
-    below = sorted({name.removeprefix("scored/").partition(":")[0] for name in table if name.startswith("scored/")})
-    scored = {name: take_column(table, f"scored/{name}", batch.offsets, batch.loss_mask) for name in below}
+    scored = {
+        name: take_column(table, f"scored/{name}", batch.offsets, batch.loss_mask) for name in names_below(table, "scored/")
+    }
     trained = take_batch(table, "trained") if "trained/tokens" in table else _trained(table, batch, scored)
     return Bundle(
         **{name: header[name] for name in _HEADER_FIELDS},
@@ -192,41 +188,35 @@ def _bundle(header: Mapping[str, Any], table: Mapping[str, AnyArray], texts: Map
 
 def _trained(table: Mapping[str, AnyArray], batch: Any, scored: Mapping[str, AnyArray]) -> Any:
     """The training batch on the samples' sequences."""
-    own = {name.removeprefix("own/").partition(":")[0] for name in table if name.startswith("own/")}
+    own = names_below(table, "own/")
     columns = {}
     for name in json.loads(table["trained_names"].tobytes()):
         if name in own:
             columns[name] = take_column(table, f"own/{name}", batch.offsets, batch.loss_mask)
         else:
             columns[name] = scored[name] if name in scored else batch.token_columns[name]
-    of_sequences = {
-        name.removeprefix("own_sequences/"): array for name, array in table.items() if name.startswith("own_sequences/")
-    }
+    of_sequences = {name: table[f"own_sequences/{name}"] for name in names_below(table, "own_sequences/")}
     mask = np.unpackbits(table["trained_mask"], count=batch.num_tokens).astype(np.bool_)
     return attrs.evolve(batch, loss_mask=mask, token_columns=columns, sequence_columns=of_sequences)
 
 
 def _update(record: Mapping[str, Any], table: Mapping[str, AnyArray], number: int, trained: Any) -> Update:
     sequences, prefix = table[f"updates/{number}/sequences"], f"updates/{number}/columns/"
-    columns = {}
-    for name in (name for name in table if name.startswith(prefix)):
-        column, place = np.zeros(trained.num_tokens, np.float32), 0
-        for start, end in ((trained.offsets[one], trained.offsets[one + 1]) for one in sequences):
-            column[start:end] = table[name][place : place + end - start]
-            place += end - start
-        columns[name.removeprefix(prefix)] = column
+    columns = {
+        name.removeprefix(prefix): put_rows([column], trained.offsets, sequences)
+        for name, column in table.items()
+        if name.startswith(prefix)
+    }
     logprobs = columns.pop(":logprobs", None)
     return Update(sequences=sequences, columns=columns, logprobs=logprobs, **record)
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON holds it; what JSON has no form for is text."""
+    """The value as JSON holds it, NaN and infinities as Python's; what JSON has no form for is text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     if isinstance(value, np.generic):
         return _plain(value.item())
-    if isinstance(value, float) and not math.isfinite(value):
-        return value  # Python writes and reads NaN and infinities
     return value if value is None or isinstance(value, str | bool | int | float) else str(value)

@@ -1,8 +1,6 @@
 """Replays of a bundle with other settings, weights, kernels or packages, each compared with what the bundle holds."""
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,16 +8,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import attrs
 import numpy as np
 from attrs import define, evolve, field, frozen
 
+from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import ConfigError, Problem, RlcoreError, WorkerError
 from rlcore_bundles.bundle import Bundle
-from rlcore_bundles.components import START, nested, trainer_name
-from rlcore_bundles.difference import GENERATOR, Row, compare
-from rlcore_bundles.perturbed import perturbed_start
-from rlcore_bundles.recomputed_rewards import Rewards, reason_to_skip, recomputed_rewards
-from rlcore_bundles.replaying import Replayed, Start, plan_of, replayed
+from rlcore_bundles.components import START, nested
+from rlcore_bundles.difference import GENERATOR, compare
+from rlcore_bundles.interpreters import executable, run_python
+from rlcore_bundles.recomputed_rewards import Rewards
+from rlcore_bundles.replay import Computed, computed, rounded
+from rlcore_bundles.replaying import Replayed, Start, plan_of
+from rlcore_bundles.rows import Row
 from rlcore_bundles.storage import read_bundle, write_bundle
 
 Probe: TypeAlias = Literal["", "attention kernel", "dtype of the head"]
@@ -28,16 +30,6 @@ head in float32."""
 
 LOGPROBS = "logprobs.float32"
 """The file of another interpreter's log-probabilities."""
-
-
-@frozen(kw_only=True, eq=False)
-class Computed:
-    """A replay's step."""
-
-    replayed: Replayed
-    rewards: Rewards | str
-    versions: Mapping[str, str]
-    """The versions of packages there."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -85,10 +77,8 @@ class Trials:
         """Replay with the bundle's own settings, after replays with all weights changed by one unit, up or down."""
         for number in range(1, num_perturbed + 1):
             self.count(f"{what}, with all weights changed by one unit")
-            with tempfile.TemporaryDirectory() as folder:
-                moved = perturbed_start(self.start, Path(folder), self.bundle.environment["dtype"], number)
-                plan = plan_of(self.bundle, moved, (), nested(self.settings))
-                self._perturbed.append(replayed(self.bundle, plan, moved, digests=False))
+            dtype = self.bundle.environment["dtype"]
+            self._perturbed.append(rounded(self.bundle, self.start, dtype, number, self._planned))
         return self.run(what)
 
     def run(
@@ -103,12 +93,9 @@ class Trials:
         """Replay with these settings, or the bundle's own. A replay that cannot be computed differs in START."""
         self.count(what)
         settings, start = self.settings if settings is None else settings, start or self.start
-        own = trainer_name(self.bundle)
-        if start.state is not None and settings["trainer.name"] not in (own, "auto"):
-            start = evolve(start, state=None)
         try:
             if python is None:
-                made = computed(self.bundle, settings, start, probe)
+                made = _computed(self.bundle, settings, start, probe)
             else:
                 made = _computed_by(python, self.bundle, settings, start)
         except (RlcoreError, RuntimeError, ValueError, IndexError, KeyError) as error:
@@ -116,22 +103,19 @@ class Trials:
                 raise
             lines = str(error).splitlines() or [type(error).__name__]
             return Outcome(rows=[Row(quantity=START, verdict="differs", where=lines[-1].strip(" -"))], versions={})
-        whole = start.state is not None or self.bundle.weight_version == 0
+        whole = made.start.is_whole(self.bundle)
         self._own = self._own or made.replayed
         rows = compare(self.bundle, made.replayed, self._perturbed, made.rewards, whole=whole, unperturbed=self._own)
         return Outcome(rows=rows, versions=made.versions)
 
+    def _planned(self, start: Start) -> RunPlan:
+        return plan_of(self.bundle, start, (), nested(self.settings))
 
-def computed(bundle: Bundle, settings: Mapping[str, Any], start: Start, probe: Probe = "") -> Computed:
+
+def _computed(bundle: Bundle, settings: Mapping[str, Any], start: Start, probe: Probe = "") -> Computed:
     """Compute a step with settings, given as dotted keys, in this process."""
-    plan = plan_of(bundle, start, (), nested(settings))
-    rewards = reason_to_skip(bundle, plan) or recomputed_rewards(bundle, plan)
-    whole = start.state is not None or bundle.weight_version == 0
-    wants = whole and plan.model.dtype == bundle.environment["dtype"] and bool(bundle.digests_after)
     with _probing(probe):
-        again = replayed(bundle, plan, start, digests=wants)
-    versions: Any = again.bundle.environment["distributions"]
-    return Computed(replayed=again, rewards=rewards, versions=dict(versions))
+        return computed(bundle, plan_of(bundle, start, (), nested(settings)), start)
 
 
 @contextmanager
@@ -155,25 +139,20 @@ def _computed_by(python: Path, bundle: Bundle, settings: Mapping[str, Any], star
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_bundle(evolve(bundle, weights="none"), folder / "bundle")
-        places = {key: None if value is None else str(value) for key, value in _places(start).items()}
-        (folder / "trial.json").write_text(json.dumps({"settings": dict(settings), "start": places}))
-        # The interpreter is the user's own: what it prints is shown only where it fails.
-        command = [str(python), "-m", "rlcore_bundles.trials", str(folder)]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
-        if not (folder / "versions.json").is_file():
-            last = (ran.stderr.strip().splitlines() or ["nothing"])[-1]
-            found, expected = f"{python}, which ended with {last!r}", "an interpreter with rlcore-bundles and a trainer"
-            raise ConfigError([Problem(path="--python", found=found, expected=expected)])
+        asked = {"settings": dict(settings), "start": attrs.asdict(start)}
+        (folder / "trial.json").write_text(json.dumps(asked, default=str))
+        ran = run_python(executable(python), ["-m", "rlcore_bundles.trials", str(folder)])
+        if not (folder / "answer.json").is_file():
+            found = f"{python}, which ended with {ran.last_lines(1) or 'nothing'!r}"
+            raise ConfigError(
+                [Problem(path="--python", found=found, expected="an interpreter with rlcore-bundles and a trainer")]
+            )
         return _read(folder)
-
-
-def _places(start: Start) -> dict[str, Any]:
-    return {"model": start.model, "adapters": start.adapters, "state": start.state}
 
 
 def _read(folder: Path) -> Computed:
     """What another interpreter wrote."""
-    said = json.loads((folder / "versions.json").read_text())
+    said = json.loads((folder / "answer.json").read_text())
     if "error" in said:
         raise WorkerError(said["error"])
     made = read_bundle(folder / "made")
@@ -182,30 +161,31 @@ def _read(folder: Path) -> Computed:
     if not said["reason"]:
         rewards = Rewards(samples=made.sampled, failures={int(key): text for key, text in said["failures"].items()})
     again = Replayed(bundle=made, start_logprobs=logprobs, sampled_logprobs=logprobs, versions=frozenset([made.weight_version]))
-    return Computed(replayed=again, rewards=rewards, versions=said["versions"])
+    return Computed(replayed=again, rewards=rewards, start=_start(said["start"]))
+
+
+def _start(places: Mapping[str, Any]) -> Start:
+    model, adapters, state = (places[name] for name in ("model", "adapters", "state"))
+    return Start(model=str(model), adapters=adapters and Path(adapters), state=state and Path(state))
 
 
 def _main(folder: Path) -> None:
     """The other interpreter's side."""
     asked = json.loads((folder / "trial.json").read_text())
-    model, adapters, state = (asked["start"][name] for name in ("model", "adapters", "state"))
-    start = Start(model=model, adapters=adapters and Path(adapters), state=state and Path(state))
     bundle = read_bundle(folder / "bundle")
     try:
-        made = computed(bundle, asked["settings"], start)
+        made = _computed(bundle, asked["settings"], _start(asked["start"]))
     except RlcoreError as error:
-        (folder / "versions.json").write_text(json.dumps({"error": str(error)}))
+        (folder / "answer.json").write_text(json.dumps({"error": str(error)}))
         return
-    skipped = isinstance(made.rewards, str)
-    sampled = bundle.sampled if isinstance(made.rewards, str) else made.rewards.samples
+    said: dict[str, Any] = {"reason": made.rewards, "start": attrs.asdict(made.start)}
+    sampled = bundle.sampled
+    if not isinstance(made.rewards, str):
+        said |= {"reason": "", "failures": dict(made.rewards.failures)}
+        sampled = made.rewards.samples
     write_bundle(evolve(made.replayed.bundle, sampled=sampled, weights="none"), folder / "made")
     (folder / LOGPROBS).write_bytes(made.replayed.start_logprobs.tobytes())
-    said = {
-        "reason": made.rewards if skipped else "",
-        "failures": {} if isinstance(made.rewards, str) else {str(key): one for key, one in made.rewards.failures.items()},
-        "versions": dict(made.versions),
-    }
-    (folder / "versions.json").write_text(json.dumps(said))
+    (folder / "answer.json").write_text(json.dumps(said, default=str))
 
 
 if __name__ == "__main__":

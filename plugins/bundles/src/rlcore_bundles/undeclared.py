@@ -23,9 +23,10 @@ from rlcore_bundles.components import (
     layout_settings,
     nested,
 )
-from rlcore_bundles.difference import GENERATOR, MINIBATCHES, PROMPTS, REWARD, Row
+from rlcore_bundles.difference import GENERATOR, MINIBATCHES, PROMPTS, REWARD
 from rlcore_bundles.group_search import OutOfReplaysError
 from rlcore_bundles.replaying import logprobs_at, plan_of
+from rlcore_bundles.rows import Row
 from rlcore_bundles.swaps import Swaps
 from rlcore_bundles.trials import Outcome, Trials
 from rlcore_bundles.verdicts import Bisection, Evidence

@@ -7,7 +7,7 @@ from attrs import frozen
 
 from rlcore.reading import read_json
 from rlcore_bundles.bundle import Bundle
-from rlcore_bundles.difference import Row
+from rlcore_bundles.rows import Row, place_of
 from rlcore_bundles.storage import HEADER, MODEL
 
 Kind: TypeAlias = Literal["setting", "package", "file", "not in the recipe", "inputs", "none"]
@@ -116,8 +116,7 @@ def _first_input(good: Bundle, bad: Bundle) -> tuple[str, str]:
     differing = (one.tokens[:shared] != two.tokens[:shared]).nonzero()[0]
     if len(differing) or one.num_tokens != two.num_tokens:
         token = int(differing[0]) if len(differing) else shared
-        sequence = int(one.offsets.searchsorted(token, side="right")) - 1
-        return "sampled tokens", f"sample {sequence}, token {token - int(one.offsets[sequence])}"
+        return "sampled tokens", "sample {}, token {}".format(*place_of(one.offsets, token))
     return "", ""
 
 

@@ -1,22 +1,41 @@
 """Makes the certificate of a run from its directory alone."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from attrs import frozen
 
 from rlcore import __version__
 from rlcore.run.storage.saved_run import SavedRun
 from rlcore_bundles.certificate import bundle_claims, receipt_claims, run_claims
-from rlcore_bundles.certificate.claims import Claim, judged, missing
+from rlcore_bundles.certificate.claims import Claim, Judgement, judged, missing
+from rlcore_bundles.file_digests import sha256_of
 
 INPUTS = (
     *("recipe.toml", "recipe-*.toml", "environment.json", "metrics.jsonl", "summary.json", "schedule.jsonl"),
     *(run_claims.FAILURES, "receipts/*.json", "receipts/*.jsonl", "bundles/*/bundle.json", "checkpoints/*/manifest.json"),
 )
 """The files that a certificate is made of. The digests of a bundle's other files, and of a checkpoint's, are in these."""
+
+Judge: TypeAlias = Callable[[Path], Judgement]
+JUDGES: Mapping[str, tuple[str, Judge]] = {
+    "recipe": ("sha256sum RUN/recipe.toml", run_claims.recipe),
+    "versions": ("cat RUN/environment.json", run_claims.versions),
+    "model": ("cat RUN/checkpoints/*/loop.json", run_claims.model),
+    "metrics": ("rlcore report RUN", run_claims.metrics),
+    "refits": ("cat RUN/receipts/refits.jsonl", receipt_claims.refits),
+    "versions of tokens": ("cat RUN/receipts/steps.jsonl", receipt_claims.token_versions),
+    "receipts": ("cat RUN/receipts/step-*.json", receipt_claims.receipts),
+    "generator and trainer agree": ("rlcore report RUN", run_claims.mismatch),
+    "losses in float64": ("rlcore certify RUN --json", bundle_claims.losses),
+    "bundles": ("ls RUN/bundles", bundle_claims.bundles),
+    "checkpoints": ("cat RUN/checkpoints/*/manifest.json", run_claims.checkpoints),
+    "failures": ("rlcore failures RUN", run_claims.failures),
+}
+"""The command that shows each claim, and the function that judges it."""
 
 
 @frozen(kw_only=True)
@@ -36,22 +55,9 @@ class Certificate:
 def certificate(run: Path, *, replays: bool = False, tell: Callable[[str], None] = lambda _: None) -> Certificate:
     """Judge a run by its directory. `replays`: its bundles are computed again. CheckpointError where there is no run."""
     path = SavedRun.find(run).path
-    judges: dict[str, Callable[[Path], Claim]] = {
-        "recipe": run_claims.recipe,
-        "versions": run_claims.versions,
-        "model": run_claims.model,
-        "metrics": run_claims.metrics,
-        "refits": receipt_claims.refits,
-        "versions of tokens": receipt_claims.token_versions,
-        "receipts": receipt_claims.receipts,
-        "generator and trainer agree": run_claims.mismatch,
-        "losses in float64": bundle_claims.losses,
-        "bundles": bundle_claims.bundles,
-        "replays": partial(bundle_claims.replays, tell=tell) if replays else _not_replayed,
-        "checkpoints": run_claims.checkpoints,
-        "failures": run_claims.failures,
-    }
-    claims = [judged(name, f"rlcore certify {path}", judge, path) for name, judge in judges.items()]
+    claims = [judged(name, command, judge, path) for name, (command, judge) in JUDGES.items()]
+    again: Judge = partial(bundle_claims.replays, tell=tell) if replays else _not_replayed
+    claims.insert(list(JUDGES).index("checkpoints"), judged("replays", "rlcore certify RUN --replay", again, path))
     inputs = inputs_of(path)
     lines = "".join(f"{digest}  {name}\n" for name, digest in inputs)
     return Certificate(
@@ -62,12 +68,8 @@ def certificate(run: Path, *, replays: bool = False, tell: Callable[[str], None]
 def inputs_of(run: Path) -> list[tuple[str, str]]:
     """The files that a certificate is made of, each with its SHA-256."""
     found = {path for pattern in INPUTS for path in run.glob(pattern) if path.is_file()}
-    digests = []
-    for path in sorted(found):
-        with path.open("rb") as file:
-            digests.append((str(path.relative_to(run)), hashlib.file_digest(file, "sha256").hexdigest()))
-    return digests
+    return [(str(path.relative_to(run)), sha256_of(path)) for path in sorted(found)]
 
 
-def _not_replayed(run: Path) -> Claim:
-    return missing("replays", "--replay computes the bundles again", f"rlcore certify {run} --replay")
+def _not_replayed(run: Path) -> Judgement:  # noqa: ARG001 - the form of a judge
+    return missing("--replay computes the bundles again")

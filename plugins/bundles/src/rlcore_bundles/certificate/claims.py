@@ -25,22 +25,35 @@ class Claim:
     """The command that shows it."""
 
 
-def held(name: str, problems: Iterable[str], text: str, command: str) -> Claim:
-    """A claim that holds where there are no problems; else their list."""
+@frozen
+class Judgement:
+    """A verdict with its text."""
+
+    verdict: Verdict
+    text: str
+
+
+def held(problems: Iterable[str], text: str) -> Judgement:
+    """Holds where there are no problems; else their list."""
     found = list(problems)
-    return Claim(name=name, verdict="not held" if found else "held", text="; ".join(found) or text, command=command)
+    return Judgement("not held" if found else "held", "; ".join(found) or text)
 
 
-def missing(name: str, text: str, command: str) -> Claim:
-    """A claim of which the run directory says nothing."""
-    return Claim(name=name, verdict="not recorded", text=text, command=command)
+def missing(text: str) -> Judgement:
+    """The run directory says nothing of it."""
+    return Judgement("not recorded", text)
 
 
-def judged(name: str, command: str, judge: Callable[[Path], Claim], run: Path) -> Claim:
-    """The claim that `judge` makes; damaged files are a claim that does not hold."""
+def one_line(error: BaseException) -> str:
+    """The text of an error in one line."""
+    return " ".join(str(error).split())
+
+
+def judged(name: str, command: str, judge: Callable[[Path], Judgement], run: Path) -> Claim:
+    """The claim that `judge` decides; damaged files are a claim that does not hold. `command` names the run as RUN."""
     try:
-        return judge(run)
+        found = judge(run)
     except (RlcoreError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         name_of = "" if isinstance(error, RlcoreError) else f"{type(error).__name__}: "
-        text = f"{name_of}{' '.join(str(error).split())}"[:LONGEST]
-        return Claim(name=name, verdict="not held", text=f"a file cannot be read: {text}", command=command)
+        found = Judgement("not held", f"a file cannot be read: {name_of}{one_line(error)}"[:LONGEST])
+    return Claim(name=name, verdict=found.verdict, text=found.text, command=command.replace("RUN", str(run)))

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.reading import read_json
-from rlcore.run.storage.run_directory import RunDirectory
-from rlcore_bundles.certificate.claims import Claim, held, missing
-from rlcore_bundles.certificate.run_claims import recipe_of
+from rlcore_bundles.certificate.claims import Judgement, held, missing
+from rlcore_bundles.certificate.run_claims import recipe_of, trained_steps
 from rlcore_bundles.receipts.observer import is_drawn
 from rlcore_bundles.receipts.record import REFITS, STEPS, described_refit, read_lines
 from rlcore_bundles.storage import HEADER
@@ -21,12 +20,11 @@ def receipts_of(run: Path) -> list[dict[str, Any]]:
     return [read_json(path) for path in sorted((run / FOLDER).glob("step-*.json"))]
 
 
-def refits(run: Path) -> Claim:
+def refits(run: Path) -> Judgement:
     """The generator acknowledged each refit, a version has one set of digests, and each version that sampled has its refit."""
-    name, command = "refits", f"cat {run}/{FOLDER}/{REFITS}"
     lines = list(read_lines(run / FOLDER / REFITS))
     if not lines:
-        return missing(name, ABSENT if not (run / FOLDER).is_dir() else "nothing generates", command)
+        return missing(ABSENT if not (run / FOLDER).is_dir() else "nothing generates")
     by_version: dict[int, set[tuple[int, str]]] = {}
     for line in lines:
         by_version.setdefault(int(line["version"]), set()).add((int(line["num_tensors"]), str(line["sha256"])))
@@ -45,7 +43,7 @@ def refits(run: Path) -> Claim:
     text = f"{len(lines)} refits of {len(by_version)} versions, of at most {tensors} tensors; the generator acknowledged each"
     if unnamed:
         text += f"; {unnamed} by shards, whose digests the ranks compared"
-    return held(name, problems[:SHOWN], text, command)
+    return held(problems[:SHOWN], text)
 
 
 def _against_bundles(run: Path, by_version: dict[int, set[tuple[int, str]]]) -> list[str]:
@@ -60,14 +58,13 @@ def _against_bundles(run: Path, by_version: dict[int, set[tuple[int, str]]]) -> 
     return wrong
 
 
-def token_versions(run: Path) -> Claim:
+def token_versions(run: Path) -> Judgement:
     """Every loss token of every step was sampled by weights that the recipe's staleness allows."""
-    name, command = "versions of tokens", f"cat {run}/{FOLDER}/{STEPS}"
     lines = {int(line["step"]): line for line in read_lines(run / FOLDER / STEPS)}
     if not lines:
-        return missing(name, ABSENT, command)
+        return missing(ABSENT)
     if not any(line["versions"] for line in lines.values()):
-        return missing(name, "no policy sampled the tokens", command)
+        return missing("no policy sampled the tokens")
     recipe = recipe_of(run)
     oldest = int(recipe["async"]["max_staleness"]) * int(recipe["training"]["minibatches_per_step"])
     problems, total, stale = [], 0, 0
@@ -82,21 +79,20 @@ def token_versions(run: Path) -> Claim:
             for version, count in counts.items()
             if not max(0, now - oldest) <= version <= now
         ]
-    done = {int(line["step"]) for line in RunDirectory(path=run).read_metrics() if "time/total_s" in line}
+    done = {int(line["step"]) for line in trained_steps(run)}
     text = f"{total:,} tokens of {len(lines)} steps, {stale:,} of them by older weights; at most {oldest} updates behind"
     if not problems and (lacking := sorted(done - lines.keys())):
-        return missing(name, f"{text}; nothing of {len(lacking)} steps, the first {lacking[0]}", command)
-    return held(name, problems[:SHOWN], text, command)
+        return missing(f"{text}; nothing of {len(lacking)} steps, the first {lacking[0]}")
+    return held(problems[:SHOWN], text)
 
 
-def receipts(run: Path) -> Claim:
+def receipts(run: Path) -> Judgement:
     """The receipts of the steps that the seed drew, and the worst of their differences."""
-    name, command = "receipts", f"cat {run}/{FOLDER}/step-*.json"
     recipe = recipe_of(run)
     options = recipe.get(FOLDER)
     if options is None or not options["every_n_steps"]:
-        return missing(name, ABSENT, command)
-    done = {int(line["step"]) for line in RunDirectory(path=run).read_metrics() if "time/total_s" in line}
+        return missing(ABSENT)
+    done = {int(line["step"]) for line in trained_steps(run)}
     drawn = {step for step in done if is_drawn(int(recipe["run"]["seed"]), step, int(options["every_n_steps"]))}
     found = {int(one["step"]): one for one in receipts_of(run)}
     failed = {step: one["failure"] for step, one in found.items() if "failure" in one}
@@ -105,7 +101,7 @@ def receipts(run: Path) -> Claim:
     problems += [f"step {step} failed: {reason}" for step, reason in failed.items()]
     lacking = sorted(drawn - found.keys())
     if not whole and not problems:
-        return missing(name, f"{len(drawn)} steps were drawn, and none has a receipt", command)
+        return missing(f"{len(drawn)} steps were drawn, and none has a receipt")
     parts = [f"{len(whole)} of {len(drawn)} drawn steps"]
     if lacking:
         parts.append(f"none of step {', '.join(map(str, lacking[:SHOWN]))}{'…' if len(lacking) > SHOWN else ''}")
@@ -116,4 +112,4 @@ def receipts(run: Path) -> Claim:
             parts.append(f"{part}: {tokens:,} tokens, worst mean {mean:.3g}, greatest {greatest:.3g}")
     if compared := [one["tensors"]["compared"] for one in whole.values() if one["tensors"] is not None]:
         parts.append(f"digests of {sum(compared):,} tensors of refits equal those of the trainer's weights")
-    return held(name, problems[:SHOWN], "; ".join(parts), command)
+    return held(problems[:SHOWN], "; ".join(parts))

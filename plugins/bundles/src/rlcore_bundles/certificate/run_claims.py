@@ -1,6 +1,5 @@
 """Claims about a run as a whole: its recipe, versions, model, metrics, checkpoints and failures."""
 
-import hashlib
 import math
 from collections import Counter
 from pathlib import Path
@@ -10,7 +9,8 @@ from rlcore.reading import parse_toml, read_bytes
 from rlcore.run.storage.checkpoint import find_damage, list_checkpoints, read_loop_state
 from rlcore.run.storage.recipe_changes import earlier_recipes
 from rlcore.run.storage.run_directory import RunDirectory
-from rlcore_bundles.certificate.claims import Claim, held, missing
+from rlcore_bundles.certificate.claims import Judgement, held, missing
+from rlcore_bundles.file_digests import sha256_of
 from rlcore_bundles.receipts.record import read_lines
 
 METRIC = "token_mult_prob_error"
@@ -26,40 +26,43 @@ def recipe_of(run: Path) -> dict[str, Any]:
     return parse_toml(read_bytes(run / "recipe.toml").decode())
 
 
-def recipe(run: Path) -> Claim:
+def trained_steps(run: Path) -> list[dict[str, float]]:
+    """The lines of metrics.jsonl that a step's end wrote."""
+    return [line for line in RunDirectory(path=run).read_metrics() if "time/total_s" in line]
+
+
+def recipe(run: Path) -> Judgement:
     """The recipe's digest, and whether it changed when the run was resumed."""
     recipe_of(run)
-    digest = hashlib.sha256(read_bytes(run / "recipe.toml")).hexdigest()
+    digest = sha256_of(run / "recipe.toml")
     changed = len(earlier_recipes(run))
     text = f"SHA-256 {digest}" + (f"; changed {changed} times when the run was resumed" if changed else "; it never changed")
-    return held("recipe", [], text, f"sha256sum {run}/recipe.toml")
+    return held([], text)
 
 
-def versions(run: Path) -> Claim:
+def versions(run: Path) -> Judgement:
     """The versions of what ran."""
     found = RunDirectory(path=run).versions
     if not found:
-        return missing("versions", "no environment.json", f"cat {run}/environment.json")
+        return missing("no environment.json")
     text = ", ".join(f"{name} {version}" for name, version in found.items())
-    return held("versions", [], text, f"cat {run}/environment.json")
+    return held([], text)
 
 
-def model(run: Path) -> Claim:
+def model(run: Path) -> Judgement:
     """The digest of the model that the run began with, as its newest checkpoint has it."""
-    command = f"cat {run}/checkpoints/*/loop.json"
     checkpoints = list_checkpoints(RunDirectory(path=run).checkpoints)
     path = recipe_of(run)["model"]["path"]
     if not checkpoints:
-        return missing("model", f"{path}; no checkpoint holds its digest", command)
-    return held("model", [], f"{path}, digest {read_loop_state(checkpoints[-1]).model}", command)
+        return missing(f"{path}; no checkpoint holds its digest")
+    return held([], f"{path}, digest {read_loop_state(checkpoints[-1]).model}")
 
 
-def metrics(run: Path) -> Claim:
+def metrics(run: Path) -> Judgement:
     """Every step has its line of metrics, and every figure is finite."""
-    command = f"rlcore report {run}"
-    steps = [line for line in RunDirectory(path=run).read_metrics() if "time/total_s" in line]
+    steps = trained_steps(run)
     if not steps:
-        return missing("metrics", "no step in metrics.jsonl", command)
+        return missing("no step in metrics.jsonl")
     planned, numbers = int(recipe_of(run)["run"]["num_steps"]), {int(line["step"]) for line in steps}
     lost = sorted(set(range(1, max(numbers) + 1)) - numbers)
     infinite = [
@@ -69,37 +72,34 @@ def metrics(run: Path) -> Claim:
         if not math.isfinite(value)
     ]
     problems = [*([f"no line of the steps {_list(lost)}"] if lost else []), *infinite[:3]]
-    return held("metrics", problems, f"{len(steps)} of {planned} steps, every figure finite", command)
+    return held(problems, f"{len(steps)} of {planned} steps, every figure finite")
 
 
-def mismatch(run: Path) -> Claim:
+def mismatch(run: Path) -> Judgement:
     """Generator and trainer agree on the tokens of each step within the recipe's bound."""
-    name, command = "generator and trainer agree", f"rlcore report {run}"
     found = {int(line["step"]): line[METRIC] for line in RunDirectory(path=run).read_metrics() if METRIC in line}
     if not found:
-        return missing(name, f"no {METRIC} in metrics.jsonl", command)
+        return missing(f"no {METRIC} in metrics.jsonl")
     bound = float(recipe_of(run)["training"][f"max_{METRIC}"])
     worst = max(found, key=found.__getitem__)
     beyond = [f"{METRIC} of step {step} is {value:.6g}, above {bound:g}" for step, value in found.items() if not value <= bound]
     text = f"{METRIC} of {len(found)} steps, at most {found[worst]:.6g} in step {worst}; the bound is {bound:g}"
-    return held(name, beyond[:3], text, command)
+    return held(beyond[:3], text)
 
 
-def checkpoints(run: Path) -> Claim:
+def checkpoints(run: Path) -> Judgement:
     """The files of every checkpoint have the sizes and digests of its manifest."""
-    command = f"cat {run}/checkpoints/*/manifest.json"
     found = list_checkpoints(RunDirectory(path=run).checkpoints)
     if not found:
-        return missing("checkpoints", "none is there", command)
+        return missing("none is there")
     damaged = [f"{path.name}: {damage}" for path in found if (damage := find_damage(path))]
-    return held("checkpoints", damaged, f"{len(found)} are whole: {', '.join(path.name for path in found)}", command)
+    return held(damaged, f"{len(found)} are whole: {', '.join(path.name for path in found)}")
 
 
-def failures(run: Path) -> Claim:
+def failures(run: Path) -> Judgement:
     """The failures of the run, and what they moved."""
-    command = f"rlcore failures {run}"
     if not (run / FAILURES).is_file():
-        return missing("failures", f"no {FAILURES}", command)
+        return missing(f"no {FAILURES}")
     entries = [entry for line in read_lines(run / FAILURES) for entry in line["entries"]]
     kinds, total, moved = Counter[str](), 0.0, 0.0
     for entry in entries:
@@ -110,7 +110,7 @@ def failures(run: Path) -> Claim:
     of_others = [f"{count:,} by {kind}" for kind, count in sorted(kinds.items()) if kind != POLICY]
     text = f"{kinds.total():,} episodes, {', '.join(of_others) or 'none of which failed'}"
     share = f"; {100 * moved / total:.3g} % of the advantages trained on are theirs" if total and of_others else ""
-    return held("failures", [], text + share, command)
+    return held([], text + share)
 
 
 def _list(numbers: list[int]) -> str:

@@ -99,19 +99,46 @@ class Peer:
     """Why `advantages` or `loss` is None."""
 
 
-def peer_of(found: Any, functions: Sequence[str], metric_names: Mapping[str, str] | None = None) -> Peer:
-    """The peer of an object with the attributes `version`, `settings`, `unmapped` and `reasons`, and the methods `advantages`
-    and `loss`."""
-    return Peer(
-        version=found.version,
-        functions=functions,
-        settings=found.settings,
-        unmapped=found.unmapped,
-        advantages=found.advantages,
-        loss=found.loss,
-        metric_names=metric_names or {},
-        reasons=found.reasons,
-    )
+class Adapter:
+    """A framework with its settings, and the options of the recipe that it lacks: what adapters have in common."""
+
+    name: str
+    """The framework's name in texts."""
+    settings: Mapping[str, Any]
+
+    def __init__(self, setup: Setup, version: str) -> None:
+        self.setup, self.version = setup, version
+        self.unmapped: list[str] = []
+        self.reasons: dict[str, str] = {}
+
+    def lacks(self, option: str, why: str) -> None:
+        """Note an option of the recipe whose value has no counterpart."""
+        self.unmapped.append(f"{option} = {shown(self.setup.options[option])}: {why}")
+
+    def lacks_loss(self) -> None:
+        """Note that the framework has no loss for the recipe's objective and ratio."""
+        objective, ratio = (shown(self.setup.options[name]) for name in ("objective", "ratio"))
+        self.reasons["loss"] = f"{self.name} has no loss for objective = {objective} with ratio = {ratio}"
+
+    def require(self, function: Callable[..., Any], names: Iterable[str]) -> None:
+        """Raise PeerError where a function of the framework has not these parameters."""
+        require_parameters(self.version, function, names)
+
+    def take(self, settings: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+        """Set the framework's options, as the recipe maps them or the command sets them. See `overridden`."""
+        self.settings = overridden(settings, self.setup.overrides, known)
+
+    def peer(self: Any, functions: Sequence[str], metric_names: Mapping[str, str]) -> Peer:
+        """The framework, ready to be called by the methods `advantages` and `loss`."""
+        own = ("version", "settings", "unmapped", "reasons", "advantages", "loss")
+        return Peer(functions=functions, metric_names=metric_names, **{name: getattr(self, name) for name in own})
+
+
+def shown(value: object) -> str:
+    """An option's value, as recipes write it."""
+    if isinstance(value, str):
+        return f'"{value}"'
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def require_parameters(version: str, function: Callable[..., Any], names: Iterable[str]) -> None:

@@ -5,28 +5,28 @@ from typing import Any
 from torch import Tensor
 
 from rlcore_bundles.peers.checkouts import on_path, padded_front, version_of
-from rlcore_bundles.peers.contract import Metrics, Peer, Samples, Setup, Update, overridden, peer_of, require_parameters
+from rlcore_bundles.peers.contract import Adapter, Metrics, Peer, Samples, Setup, Update
 
 INSTALL = "NeMo-RL is no package of the index: name a checkout of github.com/NVIDIA-NeMo/RL with --checkout."
 METRICS = {"probs_ratio": "ratio_mean", "kl_penalty": "kl"}
 OF_ESTIMATOR = ("name", "normalize_rewards", "use_leave_one_out_baseline", "minus_baseline")
 
 
-class NemoRl:
+class NemoRl(Adapter):
     """NeMo-RL's functions with settings."""
+
+    name = "NeMo-RL"
 
     def __init__(self, setup: Setup) -> None:
         on_path(setup, ".", file="nemo_rl/algorithms/loss/loss_functions.py")
         from nemo_rl.algorithms import advantage_estimator
         from nemo_rl.algorithms.loss.loss_functions import ClippedPGLossConfig, ClippedPGLossFn
 
-        self.version = version_of("NeMo-RL", setup)
-        self.unmapped: list[str] = []
-        self.reasons: dict[str, str] = {}
+        super().__init__(setup, version_of("NeMo-RL", setup))
         known = {name: one.default for name, one in ClippedPGLossConfig.model_fields.items()}
         known |= {name: one.default for name, one in advantage_estimator.AdvEstimatorConfig.model_fields.items()}
         self._previous_is_generation = setup.options["previous_logprobs"] == "generation"
-        self.settings = overridden(self._mapped(setup), setup.overrides, known)
+        self.take(self._mapped(setup), known)
         of_loss = {name: value for name, value in self.settings.items() if name not in OF_ESTIMATOR}
         config = ClippedPGLossConfig(**of_loss)
         self._loss = ClippedPGLossFn(config)
@@ -37,18 +37,18 @@ class NemoRl:
         }
         estimator = kinds[of_estimator.get("name", "grpo")]
         self._estimator = estimator(advantage_estimator.AdvEstimatorConfig(**of_estimator), config)
-        require_parameters(self.version, self._estimator.compute_advantage, ("prompt_ids", "rewards", "mask"))
+        self.require(self._estimator.compute_advantage, ("prompt_ids", "rewards", "mask"))
         names = ("next_token_logprobs", "data", "global_valid_seqs", "global_valid_toks")
-        require_parameters(self.version, self._loss.__call__, names)
+        self.require(self._loss.__call__, names)
 
     def _mapped(self, setup: Setup) -> dict[str, Any]:
         """NeMo-RL's options for rlcore's; adds to `unmapped` and `reasons` what has none."""
         options, found = setup.options, self._mapped_estimator(setup.options)
         objective, ratio, mean = options["objective"], options["ratio"], options["loss_normalisation"]
         if objective not in ("clipped", "cispo", "policy_gradient") or ratio == "sequence_product":
-            self.reasons["loss"] = f'NeMo-RL has no loss for objective = "{objective}" with ratio = "{ratio}"'
+            self.lacks_loss()
         if mean == "constant":
-            self.unmapped.append('loss_normalisation = "constant": NeMo-RL has means over tokens or sequences')
+            self.lacks("loss_normalisation", "NeMo-RL has means over tokens or sequences")
         is_sequence = ratio in ("sequence", "sequence_token")
         found |= {"token_level_loss": mean != "sequence" and not is_sequence, "sequence_level_importance_ratios": is_sequence}
         found |= {
@@ -63,10 +63,10 @@ class NemoRl:
             "use_on_policy_kl_approximation": options["kl_importance"] == "generation",
         }
         if options["kl_coefficient"] and options["kl_gradient"] == "estimate":
-            self.unmapped.append('kl_gradient = "estimate": NeMo-RL has the gradient of the expectation')
+            self.lacks("kl_gradient", "NeMo-RL has the gradient of the expectation")
         for name, off in (("entropy_coefficient", 0.0), ("off_policy_maximum", None)):
             if options[name] != off:
-                self.unmapped.append(f"{name} = {options[name]:g}: NeMo-RL has no such term")
+                self.lacks(name, "NeMo-RL has no such term")
         return found | self._correction(options)
 
     def _mapped_estimator(self, options: Any) -> dict[str, Any]:
@@ -78,11 +78,9 @@ class NemoRl:
         if baseline not in ("group_mean", "leave_one_out") or normalisation not in ("std", "leave_one_out_std", "none"):
             self.reasons["advantages"] = f'NeMo-RL has no estimator for "{baseline}" with "{normalisation}"'
         if normalisation == "std" and baseline == "leave_one_out":
-            self.unmapped.append(
-                'advantage_normalisation = "std": with that baseline NeMo-RL takes the deviation of the others'
-            )
+            self.lacks("advantage_normalisation", "with that baseline NeMo-RL takes the deviation of the others")
         if normalisation != "none" and options["advantage_epsilon"] != 1e-6:
-            self.unmapped.append(f"advantage_epsilon = {options['advantage_epsilon']:g}: NeMo-RL always has 1e-06")
+            self.lacks("advantage_epsilon", "NeMo-RL always has 1e-06")
         return {"normalize_rewards": normalisation != "none", "use_leave_one_out_baseline": baseline == "leave_one_out"}
 
     def _correction(self, options: Any) -> dict[str, Any]:
@@ -90,9 +88,7 @@ class NemoRl:
             return {}
         level = "sequence" if options["ratio"] != "token" else "token"
         if options["importance_correction"] != level:
-            self.unmapped.append(
-                f'importance_correction = "{options["importance_correction"]}": NeMo-RL has that of the ratio, "{level}"'
-            )
+            self.lacks("importance_correction", f'NeMo-RL has that of the ratio, "{level}"')
         kind = {"truncate": "tis", "mask": "icepop"}[options["importance_bound"]]
         found = {"use_importance_sampling_correction": True, "truncated_importance_sampling_type": kind}
         return found | {
@@ -134,8 +130,7 @@ class NemoRl:
 def peer(setup: Setup) -> Peer:
     """NeMo-RL, from a checkout or as it is installed."""
     found = NemoRl(setup)
-    return peer_of(
-        found,
+    return found.peer(
         [
             "nemo_rl.algorithms.loss.loss_functions.ClippedPGLossFn",
             f"nemo_rl.algorithms.advantage_estimator.{type(found._estimator).__name__}",

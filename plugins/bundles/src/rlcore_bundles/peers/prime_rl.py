@@ -8,17 +8,7 @@ import torch
 from torch import Tensor
 
 from rlcore_bundles.peers.checkouts import on_path, version_of
-from rlcore_bundles.peers.contract import (
-    Metrics,
-    Peer,
-    PeerError,
-    Samples,
-    Setup,
-    Update,
-    overridden,
-    peer_of,
-    require_parameters,
-)
+from rlcore_bundles.peers.contract import Adapter, Metrics, Peer, PeerError, Samples, Setup, Update
 
 INSTALL = "prime-rl is no package of the index: name a checkout of github.com/PrimeIntellect-ai/prime-rl with --checkout."
 WHOLE = {"advantage_baseline": "group_mean", "advantage_normalisation": "none"}
@@ -32,43 +22,42 @@ HAS_NONE = {
 NAMES = ("trainer_logprobs", "inference_logprobs", "ref_logprobs", "advantages", "loss_mask", "rl_loss_fn", "rl_scale")
 
 
-class PrimeRl:
+class PrimeRl(Adapter):
     """prime-rl's functions with settings."""
+
+    name = "prime-rl"
 
     def __init__(self, setup: Setup) -> None:
         on_path(setup, "src", "packages/prime-rl-configs/src", file="src/prime_rl/trainer/rl/loss.py")
         from prime_rl.configs.trainer import DefaultLossConfig
         from prime_rl.trainer.rl import loss
 
-        self.version, self._module = version_of("prime-rl", setup), loss
-        self.unmapped: list[str] = []
-        self.reasons: dict[str, str] = {}
+        super().__init__(setup, version_of("prime-rl", setup))
+        self._module = loss
         self._map(setup)
         known = {name: one.default for name, one in DefaultLossConfig.model_fields.items()}
-        self.settings = overridden({**known, "type": "default"}, setup.overrides, known)
+        self.take({**known, "type": "default"}, known)
         self._loss = loss.setup_rl_loss_fn(DefaultLossConfig(**self.settings))
-        require_parameters(self.version, loss.compute_loss, NAMES)
+        self.require(loss.compute_loss, NAMES)
 
     def _map(self, setup: Setup) -> None:
         """Add to `unmapped` and `reasons` which options of rlcore's prime-rl has no counterpart of."""
         options = setup.options
         if (options["objective"], options["ratio"]) not in (("clipped", "token"), ("policy_gradient", "token")):
-            self.reasons["loss"] = (
-                f'prime-rl has no loss for objective = "{options["objective"]}" with ratio = "{options["ratio"]}"'
-            )
+            self.lacks_loss()
         self.unmapped.append(
             "clip_low and clip_high: prime-rl masks tokens by how far their probability moved (dppo_mask_low, dppo_mask_high)"
         )
         if options["previous_logprobs"] != "generation":
-            self.unmapped.append("previous_logprobs = \"trainer\": prime-rl's ratio is to the generator's log-probabilities")
+            self.lacks("previous_logprobs", "prime-rl's ratio is to the generator's log-probabilities")
         if options["loss_normalisation"] != "token":
-            self.unmapped.append(f'loss_normalisation = "{options["loss_normalisation"]}": prime-rl has the mean over tokens')
+            self.lacks("loss_normalisation", "prime-rl has the mean over tokens")
         for name, (off, why) in HAS_NONE.items():
             if options[name] != off:
-                self.unmapped.append(f"{name} = {options[name]:g}: {why}")
+                self.lacks(name, why)
         for name, value in WHOLE.items():
             if options.get(name, value) != value:
-                self.unmapped.append(f'{name} = "{options[name]}": prime-rl has "{value}"')
+                self.lacks(name, f'prime-rl has "{value}"')
 
     def advantages(self, samples: Samples) -> Tensor:
         """[N], by the algorithm `grpo` of prime-rl's orchestrator."""
@@ -112,8 +101,8 @@ class PrimeRl:
 def peer(setup: Setup) -> Peer:
     """prime-rl, from a checkout or as it is installed."""
     found = PrimeRl(setup)
-    return peer_of(
-        found, ["prime_rl.trainer.rl.loss.compute_loss", "prime_rl.orchestrator.algo.grpo.GRPOAlgorithm.score_group"]
+    return found.peer(
+        ["prime_rl.trainer.rl.loss.compute_loss", "prime_rl.orchestrator.algo.grpo.GRPOAlgorithm.score_group"], {}
     )
 
 

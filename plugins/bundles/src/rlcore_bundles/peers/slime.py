@@ -7,17 +7,7 @@ import torch
 from torch import Tensor
 
 from rlcore_bundles.peers.checkouts import on_path, version_of
-from rlcore_bundles.peers.contract import (
-    Metrics,
-    Peer,
-    PeerError,
-    Samples,
-    Setup,
-    Update,
-    overridden,
-    peer_of,
-    require_parameters,
-)
+from rlcore_bundles.peers.contract import Adapter, Metrics, Peer, PeerError, Samples, Setup, Update
 
 INSTALL = "slime is no package of the index: name a checkout of github.com/THUDM/slime with --checkout."
 DEFAULTS: dict[str, Any] = {
@@ -48,21 +38,20 @@ METRICS = {"pg_clipfrac": "clip_fraction", "kl_loss": "kl", "tis": "importance_w
 ESTIMATORS = {("clipped", "token"): "grpo", ("clipped", "sequence"): "gspo", ("cispo", "token"): "cispo"}
 
 
-class Slime:
+class Slime(Adapter):
     """slime's functions with settings."""
+
+    name = "slime"
 
     def __init__(self, setup: Setup) -> None:
         on_path(setup, ".", file="slime/backends/megatron_utils/loss.py")
         from slime.backends.megatron_utils import cp_utils, loss
 
-        self.version, self._module = version_of("slime", setup), loss
-        self.unmapped: list[str] = []
-        self.reasons: dict[str, str] = {}
-        self.settings = overridden(self._mapped(setup), setup.overrides, DEFAULTS)
+        super().__init__(setup, version_of("slime", setup))
+        self._module = loss
+        self.take(self._mapped(setup), DEFAULTS)
         self._samples_per_prompt = setup.samples_per_prompt
-        require_parameters(
-            self.version, loss.loss_function, ("args", "batch", "num_microbatches", "step_global_batch_size", "logits")
-        )
+        self.require(loss.loss_function, ("args", "batch", "num_microbatches", "step_global_batch_size", "logits"))
         # One process without a model: the model's log-probabilities are given, and Megatron counts one rank.
         loss.get_log_probs_and_entropy = self._given
         one = SimpleNamespace(
@@ -82,9 +71,7 @@ class Slime:
         options = setup.options
         estimator = ESTIMATORS.get((options["objective"], options["ratio"]))
         if estimator is None:
-            self.reasons["loss"] = (
-                f'slime has no loss for objective = "{options["objective"]}" with ratio = "{options["ratio"]}"'
-            )
+            self.lacks_loss()
         found = {
             "advantage_estimator": estimator or "grpo",
             "eps_clip": options["clip_low"],
@@ -92,20 +79,20 @@ class Slime:
         }
         found |= {"eps_clip_c": options["dual_clip"], "calculate_per_token_loss": options["loss_normalisation"] == "token"}
         if options["loss_normalisation"] == "constant":
-            self.unmapped.append('loss_normalisation = "constant": slime has means over tokens or sequences')
+            self.lacks("loss_normalisation", "slime has means over tokens or sequences")
         if "advantage_baseline" in options:
             key = options["advantage_baseline"], options["advantage_normalisation"]
             if key[0] != "group_mean" or key[1] not in ("std", "none"):
                 self.reasons["advantages"] = f'slime has no estimator for "{key[0]}" with "{key[1]}"'
             found["grpo_std_normalization"] = key[1] == "std"
             if key[1] == "std" and options["advantage_epsilon"] != 1e-6:
-                self.unmapped.append(f"advantage_epsilon = {options['advantage_epsilon']:g}: slime always has 1e-06")
+                self.lacks("advantage_epsilon", "slime always has 1e-06")
         if options["kl_coefficient"]:
             kind = "low_var_kl" if options["kl_estimator"] == "k3" else options["kl_estimator"]
             found |= {"use_kl_loss": True, "kl_loss_coef": options["kl_coefficient"], "kl_loss_type": kind}
             found["use_unbiased_kl"] = options["kl_importance"] != "none"
             if options["kl_gradient"] == "expectation":
-                self.unmapped.append('kl_gradient = "expectation": slime differentiates the estimate')
+                self.lacks("kl_gradient", "slime differentiates the estimate")
         if options["entropy_coefficient"]:
             found["entropy_coef"] = options["entropy_coefficient"]
         if options["off_policy_maximum"] is not None:
@@ -118,7 +105,7 @@ class Slime:
         if options["importance_correction"] == "none":
             return {}
         if options["importance_correction"] == "sequence":
-            self.unmapped.append('importance_correction = "sequence": slime weighs tokens')
+            self.lacks("importance_correction", "slime weighs tokens")
         found = {"use_tis": True, "tis_clip": options["importance_maximum"], "tis_clip_low": options["importance_minimum"]}
         if options["importance_bound"] == "mask":
             found["custom_tis_function_path"] = "slime.backends.megatron_utils.loss.icepop_function"
@@ -172,8 +159,7 @@ class Slime:
 def peer(setup: Setup) -> Peer:
     """slime, from a checkout or as it is installed."""
     found = Slime(setup)
-    return peer_of(
-        found,
+    return found.peer(
         [
             "slime.backends.megatron_utils.loss.loss_function",
             "slime.ray.rollout.RolloutManager._post_process_rewards",

@@ -47,6 +47,7 @@ class LossTerms:
         self._loss, self._update = loss, update
         self._has = {"importance weights": has_ratio, "log ratio": has_ratio, "KL term": has_kl, "KL term, sum": has_kl}
         self._has["entropy weights"] = has_entropy
+        self._found: dict[str, Tensor] = {}
 
     @property
     def names(self) -> list[str]:
@@ -54,10 +55,36 @@ class LossTerms:
         return [name for name in TERMS if self._has.get(name, True)]
 
     def __getitem__(self, name: str) -> Tensor:
-        found: Tensor = getattr(
-            self, "_loss_value" if name == "loss" else "_" + name.replace(",", "").replace(" ", "_").lower()
-        )
-        return found
+        if name not in self._found:
+            self._found[name] = self._computed(name)
+        return self._found[name]
+
+    def _computed(self, name: str) -> Tensor:
+        match name:
+            case "loss mask":
+                return (self["token weights"] != 0).to(self._update.logprobs.dtype)
+            case "token weights":
+                one = torch.ones_like(self._update.logprobs)
+                same = {"logprobs": one, "previous": one, "generation": one, "reference": one}
+                return self._part(advantages=-one, **same)
+            case "importance weights":
+                return self._importance_weights()
+            case "log ratio":
+                return self._log_ratio()
+            case "policy loss":
+                return self._weighed(self._policy_part)
+            case "policy loss, sum":
+                return self._policy_part.sum()
+            case "KL term":
+                return self._weighed(self._kl_part)
+            case "KL term, sum":
+                return self._kl_part.sum()
+            case "entropy weights":
+                return self._derivative("entropies")
+            case "loss":
+                return self._loss(self._update)[0].detach()
+            case _:
+                return self._derivative("logprobs")
 
     @cached_property
     def metrics(self) -> dict[str, float]:
@@ -80,22 +107,11 @@ class LossTerms:
             "advantages", **changes
         )
 
-    @cached_property
-    def _token_weights(self) -> Tensor:
-        one = torch.ones_like(self._update.logprobs)
-        same = {"logprobs": one, "previous": one, "generation": one, "reference": one}
-        return self._part(advantages=-one, **same)
-
-    @cached_property
-    def _loss_mask(self) -> Tensor:
-        return (self._token_weights != 0).to(self._update.logprobs.dtype)
-
     def _weighed(self, part: Tensor) -> Tensor:
         """[N, R]: a part of the loss without the token's weight."""
-        weights = self._token_weights
+        weights = self["token weights"]
         return torch.where(weights != 0, part / weights, torch.zeros_like(part))
 
-    @cached_property
     def _importance_weights(self) -> Tensor:
         # A mask of tokens may hold for one sign of the advantage alone.
         one, update = torch.ones_like(self._update.logprobs), self._update
@@ -103,7 +119,6 @@ class LossTerms:
         falling = self._part(advantages=-one, logprobs=update.previous)
         return self._weighed(torch.where(rising.abs() > falling.abs(), rising, falling))
 
-    @cached_property
     def _log_ratio(self) -> Tensor:
         # A clip bounds the ratio from above where A > 0 and from below where A < 0: below 1 the first is free, above the other.
         # Log-probabilities nearer to the previous ones keep a dual clip away too.
@@ -112,7 +127,7 @@ class LossTerms:
         near = self._update.previous + away / times
         low = -self._weighed(self._part(advantages=one, logprobs=near))
         high = self._weighed(self._part(advantages=-one, logprobs=near))
-        weights = self._importance_weights
+        weights = self["importance weights"]
         ratio = torch.where((low < weights) & (low > 0), low, high)
         is_there = (weights != 0) & (ratio > 0)
         return torch.where(is_there, times * torch.log(torch.where(is_there, ratio / weights, one)), torch.zeros_like(ratio))
@@ -120,14 +135,6 @@ class LossTerms:
     @cached_property
     def _policy_part(self) -> Tensor:
         return self._part()
-
-    @cached_property
-    def _policy_loss(self) -> Tensor:
-        return self._weighed(self._policy_part)
-
-    @cached_property
-    def _policy_loss_sum(self) -> Tensor:
-        return self._policy_part.sum()
 
     @cached_property
     def _kl_part(self) -> Tensor:
@@ -139,23 +146,3 @@ class LossTerms:
             reference = update.logprobs + float(point) * away
             total = total + float(weight) * self._derivative("reference", reference=reference)
         return total * away
-
-    @cached_property
-    def _kl_term(self) -> Tensor:
-        return self._weighed(self._kl_part)
-
-    @cached_property
-    def _kl_term_sum(self) -> Tensor:
-        return self._kl_part.sum()
-
-    @cached_property
-    def _entropy_weights(self) -> Tensor:
-        return self._derivative("entropies")
-
-    @cached_property
-    def _loss_value(self) -> Tensor:
-        return self._loss(self._update)[0].detach()
-
-    @cached_property
-    def _gradient(self) -> Tensor:
-        return self._derivative("logprobs")

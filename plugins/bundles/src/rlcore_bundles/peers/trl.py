@@ -11,17 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore_bundles.peers.contract import (
-    Metrics,
-    Peer,
-    PeerError,
-    Samples,
-    Setup,
-    Update,
-    overridden,
-    peer_of,
-    require_parameters,
-)
+from rlcore_bundles.peers.contract import Adapter, Metrics, Peer, PeerError, Samples, Setup, Update
 
 INSTALL = "Run: {python} -m pip install trl."
 SCALES = {"std": "group", "batch_std": "batch", "none": "none"}
@@ -95,26 +85,26 @@ def _trainer_class(base: Any) -> Any:
     return Given
 
 
-class Trl:
+class Trl(Adapter):
     """One of TRL's trainers with settings."""
+
+    name = "TRL"
 
     def __init__(self, setup: Setup) -> None:
         import trl
 
-        self.version = f"TRL {trl.__version__}"
-        self.unmapped: list[str] = []
-        self.reasons: dict[str, str] = {}
+        super().__init__(setup, f"TRL {trl.__version__}")
         self._is_rloo = setup.options["ratio"] == "sequence_product"
         base, config = (trl.RLOOTrainer, trl.RLOOConfig) if self._is_rloo else (trl.GRPOTrainer, trl.GRPOConfig)
         self._base, self._config_class, self._setup = base, config, setup
         self._trainer = _trainer_class(base)
         mapped = self._rloo(setup) if self._is_rloo else self._grpo(setup)
         known = {name: one.default for name, one in config.__dataclass_fields__.items()}
-        self.settings = overridden(mapped, setup.overrides, known)
-        require_parameters(self.version, base._compute_loss, ("model", "inputs"))
-        require_parameters(self.version, base._generate_and_score_completions, ("inputs",))
+        self.take(mapped, known)
+        self.require(base._compute_loss, ("model", "inputs"))
+        self.require(base._generate_and_score_completions, ("inputs",))
         names = ("model", "input_ids", "compute_entropy", "compute_aux_loss")
-        require_parameters(self.version, base._get_per_token_logps_and_entropies, names)
+        self.require(base._get_per_token_logps_and_entropies, names)
 
     def _grpo(self, setup: Setup) -> dict[str, Any]:
         """GRPOTrainer's options for rlcore's; adds to `unmapped` and `reasons` what has none."""
@@ -124,12 +114,12 @@ class Trl:
         if objective not in ("clipped", *OTHERS):
             self.reasons["loss"] = f'TRL has no loss for objective = "{objective}"'
         if fixed != normalisation:
-            self.unmapped.append(f'loss_normalisation = "{normalisation}": TRL\'s {loss_type} has "{fixed}"')
+            self.lacks("loss_normalisation", f'TRL\'s {loss_type} has "{fixed}"')
         found |= {"loss_type": loss_type, "epsilon": options["clip_low"], "epsilon_high": options["clip_high"]}
         if objective == "cispo":
             found["epsilon_high"] = 1 + options["clip_high"]  # TRL bounds the ratio itself
             if options["clip_low"] < 1:
-                self.unmapped.append(f"clip_low = {options['clip_low']:g}: TRL's cispo clips from above alone")
+                self.lacks("clip_low", "TRL's cispo clips from above alone")
         if loss_type == "dr_grpo":
             found["max_completion_length"] = options["constant_length"]
         if objective == "clipped" and options["dual_clip"] is not None:
@@ -137,7 +127,7 @@ class Trl:
         if options["ratio"] != "token":
             found["importance_sampling_level"] = "sequence"
         if options["ratio"] == "sequence_token":
-            self.unmapped.append('ratio = "sequence_token": TRL has the gradient of "sequence"')
+            self.lacks("ratio", 'TRL has the gradient of "sequence"')
         names = {"sapo_temperature_pos": "sapo_temperature_positive", "sapo_temperature_neg": "sapo_temperature_negative"}
         kernel = {
             "k_pos": "power_positive",
@@ -161,7 +151,7 @@ class Trl:
         if options["objective"] != "clipped":
             self.reasons["loss"] = f'TRL\'s RLOOTrainer has no loss for objective = "{options["objective"]}"'
         if options["loss_normalisation"] != "sequence":
-            self.unmapped.append(f'loss_normalisation = "{options["loss_normalisation"]}": TRL\'s RLOOTrainer has "sequence"')
+            self.lacks("loss_normalisation", 'TRL\'s RLOOTrainer has "sequence"')
         for name, off in (
             ("dual_clip", None),
             ("kl_coefficient", 0.0),
@@ -169,7 +159,7 @@ class Trl:
             ("off_policy_maximum", None),
         ):
             if options[name] != off:
-                self.unmapped.append(f"{name} = {options[name]}: TRL's RLOOTrainer has no such term in its loss")
+                self.lacks(name, "TRL's RLOOTrainer has no such term in its loss")
         if options["importance_correction"] != "none" and options["previous_logprobs"] != "generation":
             self.unmapped.append("importance_correction: TRL's RLOOTrainer has none")
         return found | {"epsilon": options["clip_low"], "epsilon_high": options["clip_high"]}
@@ -182,41 +172,35 @@ class Trl:
             return found
         normalisation = options["advantage_normalisation"]
         if options["advantage_baseline"] != baseline:
-            self.unmapped.append(
-                f'advantage_baseline = "{options["advantage_baseline"]}": {self._base.__name__} has "{baseline}"'
-            )
+            self.lacks("advantage_baseline", f'{self._base.__name__} has "{baseline}"')
         if self._is_rloo:
             if normalisation not in ("none", "batch_whitening"):
-                self.unmapped.append(
-                    f'advantage_normalisation = "{normalisation}": RLOOTrainer has "none", or whitening of the batch'
-                )
+                self.lacks("advantage_normalisation", 'RLOOTrainer has "none", or whitening of the batch')
             found["normalize_advantages"] = normalisation != "none"
         else:
             if normalisation not in SCALES:
-                self.unmapped.append(f'advantage_normalisation = "{normalisation}": GRPOTrainer has group, batch and none')
+                self.lacks("advantage_normalisation", "GRPOTrainer has group, batch and none")
             found["scale_rewards"] = SCALES.get(normalisation, "group")
         if normalisation != "none" and options["advantage_epsilon"] != 1e-4:
-            self.unmapped.append(f"advantage_epsilon = {options['advantage_epsilon']:g}: TRL always has 0.0001")
+            self.lacks("advantage_epsilon", "TRL always has 0.0001")
         if options["length_penalty"] != "none":
-            self.unmapped.append(f'length_penalty = "{options["length_penalty"]}": TRL is given the rewards with it')
+            self.lacks("length_penalty", "TRL is given the rewards with it")
         return found
 
     def _divergence(self, options: Any) -> dict[str, Any]:
         if options["kl_estimator"] != "k3":
-            self.unmapped.append(f'kl_estimator = "{options["kl_estimator"]}": TRL has k3')
+            self.lacks("kl_estimator", "TRL has k3")
         if options["kl_gradient"] != "estimate":
-            self.unmapped.append('kl_gradient = "expectation": TRL differentiates the estimate alone')
+            self.lacks("kl_gradient", "TRL differentiates the estimate alone")
         if options["kl_importance"] == "generation":
-            self.unmapped.append('kl_importance = "generation": TRL weighs by the ratio to the previous policy')
+            self.lacks("kl_importance", "TRL weighs by the ratio to the previous policy")
         return {"beta": options["kl_coefficient"], "use_bias_correction_kl": options["kl_importance"] != "none"}
 
     def _correction(self, options: Any) -> dict[str, Any]:
         if options["geometric_minimum"] > 0 or options["geometric_maximum"] < float("inf"):
             self.unmapped.append("geometric_minimum and geometric_maximum: TRL masks no sequence by its mean ratio")
         if options["previous_logprobs"] == "generation":
-            self.unmapped.append(
-                "previous_logprobs = \"generation\": TRL's ratio is to the trainer's; it is given the generator's as these"
-            )
+            self.lacks("previous_logprobs", "TRL's ratio is to the trainer's; it is given the generator's as these")
             return {"use_vllm": False}
         if options["importance_correction"] == "none":
             return {"use_vllm": True, "vllm_importance_sampling_correction": False}
@@ -342,7 +326,7 @@ def peer(setup: Setup) -> Peer:
     names = dict(METRICS)
     if "sequence" in str(found.settings.get("vllm_importance_sampling_mode")):
         names.pop("sampling/importance_sampling_ratio/mean")
-    return peer_of(found, [f"trl.{base}._generate_and_score_completions", f"trl.{base}._compute_loss"], names)
+    return found.peer([f"trl.{base}._generate_and_score_completions", f"trl.{base}._compute_loss"], names)
 
 
 def _means(trainer: Any) -> dict[str, float]:

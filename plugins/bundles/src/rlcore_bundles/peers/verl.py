@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore_bundles.peers.contract import Metrics, Peer, Samples, Setup, Update, overridden, peer_of, require_parameters
+from rlcore_bundles.peers.contract import Adapter, Metrics, Peer, Samples, Setup, Update
 
 INSTALL = "Run: {python} -m pip install verl."
 ESTIMATORS = {
@@ -36,12 +36,12 @@ METRICS = {
     "rollout_corr/rollout_is_mean": "importance_weight",
 }
 OF_POLICY_LOSS = ("loss_mode",)
-OF_CORRECTION = ("rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold", "bypass_mode")
-OF_ADVANTAGES = ("adv_estimator", "norm_adv_by_std_in_grpo")
 
 
-class Verl:
+class Verl(Adapter):
     """verl's functions with settings."""
+
+    name = "verl"
 
     def __init__(self, setup: Setup) -> None:
         import verl
@@ -49,14 +49,12 @@ class Verl:
         from verl.workers.config import ActorConfig, PolicyLossConfig
         from verl.workers.utils import losses
 
-        self.version = f"verl {verl.__version__}"
+        super().__init__(setup, f"verl {verl.__version__}")
         self._core, self._correction, self._losses = core_algos, rollout_corr_helper, losses
         actor = {one.name: one.default for one in fields(ActorConfig)}
         known = {**actor, "loss_mode": "vanilla", "rollout_is": None, "rollout_is_threshold": 2.0, "rollout_rs": None}
         known |= {"rollout_rs_threshold": None, "bypass_mode": False, "adv_estimator": "grpo", "norm_adv_by_std_in_grpo": True}
-        self.unmapped: list[str] = []
-        self.reasons: dict[str, str] = {}
-        self.settings = overridden(self._mapped(setup), setup.overrides, known)
+        self.take(self._mapped(setup), known)
         self._samples_per_prompt = setup.samples_per_prompt
         of_actor = {name: value for name, value in self.settings.items() if name in actor and name not in OF_POLICY_LOSS}
         self._config = ActorConfig(
@@ -66,9 +64,9 @@ class Verl:
             policy_loss=PolicyLossConfig(loss_mode=self.settings["loss_mode"]),
             **of_actor,
         )
-        require_parameters(self.version, losses.ppo_loss, ("config", "model_output", "data"))
+        self.require(losses.ppo_loss, ("config", "model_output", "data"))
         names = ("old_log_prob", "rollout_log_prob", "response_mask", "rollout_is", "rollout_is_threshold", "rollout_rs")
-        require_parameters(self.version, rollout_corr_helper.compute_rollout_correction_and_rejection_mask, names)
+        self.require(rollout_corr_helper.compute_rollout_correction_and_rejection_mask, names)
 
     def _mapped(self, setup: Setup) -> dict[str, Any]:
         """verl's options for rlcore's; adds to `unmapped` and `reasons` what has none."""
@@ -78,9 +76,7 @@ class Verl:
             found |= self._estimator(options)
         loss = LOSSES.get((options["objective"], options["ratio"]))
         if loss is None:
-            self.reasons["loss"] = (
-                f'verl has no loss for objective = "{options["objective"]}" with ratio = "{options["ratio"]}"'
-            )
+            self.lacks_loss()
         found |= {"loss_mode": loss or "vanilla", "loss_agg_mode": MEANS[options["loss_normalisation"]]}
         if options["loss_normalisation"] == "constant":
             found["loss_scale_factor"] = options["constant_length"]
@@ -88,7 +84,7 @@ class Verl:
         if options["dual_clip"] is not None:
             found["clip_ratio_c"] = options["dual_clip"]
         elif loss == "vanilla":
-            self.unmapped.append("dual_clip = none: verl always has one, by default clip_ratio_c = 3.0")
+            self.lacks("dual_clip", "verl always has one, by default clip_ratio_c = 3.0")
         if loss == "sapo":
             found |= {"tau_pos": options["sapo_temperature_positive"], "tau_neg": options["sapo_temperature_negative"]}
         if options["entropy_coefficient"]:
@@ -103,9 +99,9 @@ class Verl:
             self.reasons["advantages"] = f'verl has no estimator for the baseline "{key[0]}" with the normalisation "{key[1]}"'
         name, by_std = ESTIMATORS.get(key, ("grpo", True))
         if options["advantage_epsilon"] != 1e-6 and name == "grpo" and by_std:
-            self.unmapped.append(f"advantage_epsilon = {options['advantage_epsilon']:g}: verl's trainer always has 1e-06")
+            self.lacks("advantage_epsilon", "verl's trainer always has 1e-06")
         if options["length_penalty"] != "none":
-            self.unmapped.append(f'length_penalty = "{options["length_penalty"]}": verl is given the rewards with it')
+            self.lacks("length_penalty", "verl is given the rewards with it")
         return {"adv_estimator": name, "norm_adv_by_std_in_grpo": by_std}
 
     def _divergence(self, options: Any) -> dict[str, Any]:
@@ -113,11 +109,9 @@ class Verl:
         if options["kl_gradient"] == "expectation" and options["kl_estimator"] == "k1":
             kind = "k1+"
         elif options["kl_gradient"] == "expectation":
-            self.unmapped.append(
-                'kl_gradient = "expectation": verl differentiates the estimate, or with the sign + takes that of k2'
-            )
+            self.lacks("kl_gradient", "verl differentiates the estimate, or with the sign + takes that of k2")
         if options["kl_importance"] != "none":
-            self.unmapped.append(f'kl_importance = "{options["kl_importance"]}": verl does not weigh estimates')
+            self.lacks("kl_importance", "verl does not weigh estimates")
         return {"use_kl_loss": True, "kl_loss_coef": options["kl_coefficient"], "kl_loss_type": kind}
 
     def _rollout_correction(self, options: Any) -> dict[str, Any]:
@@ -131,7 +125,7 @@ class Verl:
             if options["importance_bound"] == "mask" and low <= 0:
                 self.unmapped.append('importance_bound = "mask" without importance_minimum: verl truncates')
             if options["importance_bound"] == "truncate" and low > 0:
-                self.unmapped.append(f"importance_minimum = {low:g}: verl truncates from above alone")
+                self.lacks("importance_minimum", "verl truncates from above alone")
         low, high = options["geometric_minimum"], options["geometric_maximum"]
         if low > 0 or high < float("inf"):
             # verl bounds the generator's probability over the trainer's.
@@ -152,7 +146,7 @@ class Verl:
         has = samples.mask.any(1)
         rewards[torch.arange(len(mask))[has], samples.mask.int().cumsum(1).argmax(1)[has]] = samples.rewards[has]
         given: dict[str, Any] = {"token_level_rewards": rewards, "response_mask": mask}
-        require_parameters(self.version, estimate, given)
+        self.require(estimate, given)
         if "index" in _parameters(estimate):
             given["index"] = samples.group_ids.numpy()
         if "norm_adv_by_std_in_grpo" in _parameters(estimate):
@@ -214,8 +208,7 @@ def peer(setup: Setup) -> Peer:
         names.pop("actor/pg_clipfrac")
     if loss != "vanilla":
         names.pop("actor/pg_clipfrac_lower")
-    return peer_of(
-        found,
+    return found.peer(
         [
             f"verl.trainer.ppo.core_algos: the estimator {found.settings.get('adv_estimator')!r} and the loss {loss!r}",
             "verl.workers.utils.losses.ppo_loss",

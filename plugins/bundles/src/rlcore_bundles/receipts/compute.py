@@ -14,6 +14,7 @@ from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS, TokenBatch
 from rlcore_bundles.receipts.findings import Difference, Independent, difference, finding
 from rlcore_bundles.receipts.job import MODEL, TRAINER_LOGPROBS, Job, read_job
 from rlcore_bundles.receipts.record import described_refit
+from rlcore_bundles.rows import place_of
 
 ROWS = 256
 """Rows of logits that are widened to float64 at once."""
@@ -154,7 +155,7 @@ def compared_tensors(model: Path, dtype: str, digests: Mapping[str, int]) -> tup
 def _described(found: Difference | None, job: Job) -> dict[str, Any] | None:
     if found is None:
         return None
-    sequence = int(np.searchsorted(job.batch.offsets, found.token, side="right")) - 1
-    place = {"sequence": job.numbers[sequence], "token": found.token - int(job.batch.offsets[sequence])}
+    sequence, token = place_of(job.batch.offsets, found.token)
+    place = {"sequence": job.numbers[sequence], "token": token}
     figures = {name: value for name, value in attrs.asdict(found).items() if name != "token"}
     return figures | place | {"temperature": found.temperature * job.temperature}

@@ -24,8 +24,9 @@ from rlcore.spi.execution import Backends, TrainerGroup
 from rlcore_bundles.receipts.compute import prepare, receipt
 from rlcore_bundles.receipts.config import ReceiptsConfig
 from rlcore_bundles.receipts.job import MODEL, TRAINER_LOGPROBS, Job, folder_of, write_job
-from rlcore_bundles.receipts.record import REFITS, STEPS, RecordedRefits, append, described_step, rewind
+from rlcore_bundles.receipts.record import REFITS, STEPS, append, described_refit, described_step, rewind
 from rlcore_bundles.receipts.rules import SECTION
+from rlcore_bundles.recorded_groups import RecordedRoute
 from rlcore_workers.pool import WorkerPool, end_calls
 from rlcore_workers.process import Ended, Limits, Task, ending
 
@@ -82,7 +83,11 @@ class Receipts(LoopObserver):
         self._trainer = backends.trainer
         if backends.route is None:
             return backends
-        return evolve(backends, route=RecordedRefits(backends.route, self._folder / REFITS, self._digests))
+        return evolve(backends, route=RecordedRoute(backends.route, self._note_refit))
+
+    def _note_refit(self, version: int, digests: Mapping[str, int]) -> None:
+        self._digests = {version: digests}
+        append(self._folder / REFITS, described_refit(version, digests))
 
     def on_start(self, step: int) -> None:
         """The run goes on from `step`: receipts behind it are of a training that is forgotten, others are computed."""

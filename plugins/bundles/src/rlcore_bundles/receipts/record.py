@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from attrs import frozen
 
 from rlcore.files import storage_errors, write_atomically
 from rlcore.reading import parse_json, read_bytes
 from rlcore.run.protocols import TrainedStep
 from rlcore.spi import WEIGHT_VERSIONS, CheckpointError
-from rlcore.spi.execution import RefitCommand, Refitted, WeightRoute
 
 STEPS, REFITS = "steps.jsonl", "refits.jsonl"
 
@@ -74,22 +72,3 @@ def rewind(receipts: Path, step: int, weight_version: int) -> None:
         if (receipts / name).is_file():
             kept = [line for line in read_lines(receipts / name) if line.get(key, 0) <= last]
             write_atomically(receipts / name, "".join(json.dumps(line) + "\n" for line in kept))
-
-
-@frozen(eq=False)
-class RecordedRefits:
-    """The way of the weights, whose refits are written down once the generator has acknowledged them."""
-
-    inner: WeightRoute
-    file: Path
-    digests: dict[int, Mapping[str, int]]
-    """The digest of each tensor, by the version of the last refit."""
-
-    def sync_weights(self, order: RefitCommand) -> Refitted:
-        """See WeightRoute."""
-        refitted = self.inner.sync_weights(order)
-        version = order.export.weight_version
-        self.digests.clear()
-        self.digests[version] = refitted.digests
-        append(self.file, described_refit(version, refitted.digests))
-        return refitted
