@@ -13,9 +13,11 @@ from rlcore.run.storage.saved_run import SavedRun
 from rlcore.spi import ConfigError, Problem
 from rlcore_bundles.bisecting import bisect
 from rlcore_bundles.bundle import Bundle
+from rlcore_bundles.header import HEADER
+from rlcore_bundles.peer_process import interpreter
 from rlcore_bundles.recording import record
 from rlcore_bundles.run_difference import run_difference
-from rlcore_bundles.storage import HEADER, read_bundle
+from rlcore_bundles.storage import read_bundle
 from rlcore_bundles.verdicts import Bisection
 
 FOLDER = click.Path(path_type=Path)
@@ -43,6 +45,7 @@ def bisect_command(good: Path, bad: Path, step: int | None, pythons: Sequence[Pa
     def tell(text: str) -> None:
         click.echo(text, err=True)
 
+    pythons = [Path(interpreter(python)) for python in pythons]
     with _bundles(good, bad, step, tell) as pair:
         found = None if pair is None else bisect(*pair, pythons, tell=tell)
     if found is None:

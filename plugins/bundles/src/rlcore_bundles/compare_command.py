@@ -1,6 +1,7 @@
 """`rlcore compare`: a step under the code of another framework."""
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import wrap
@@ -21,6 +22,12 @@ SHOWN = 8
 """Metrics without a counterpart that are printed."""
 
 
+def _finite(context: click.Context, option: click.Parameter, value: float) -> float:
+    if not math.isfinite(value):
+        raise click.BadParameter(f"found {value}; expected a finite number of nats", context, option)
+    return value
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("bundle", type=click.Path(path_type=Path), required=False)
 @click.argument("overrides", nargs=-1, metavar="[OPTION=VALUE]...")
@@ -35,6 +42,7 @@ SHOWN = 8
     "--move",
     type=click.FloatRange(min=0),
     default=0.0,
+    callback=_finite,
     metavar="NATS",
     help="Add a normal number of this size to each log-probability of the policy, so that clips act.",
 )
@@ -70,10 +78,11 @@ def compare_command(
     from rlcore_bundles.compared_batch import batch_of
     from rlcore_bundles.peer_comparison import compare_terms
     from rlcore_bundles.peer_dumps import dump_batch, read_dump
-    from rlcore_bundles.peer_process import as_record, call_adapter, written
+    from rlcore_bundles.peer_process import adapter, as_record, call_adapter, written
     from rlcore_bundles.storage import read_bundle
 
     changes = raw_from({}, overrides).values
+    adapter(peer)  # an unknown framework is refused before a bundle is read
     found = None if dump is None else read_dump(dump)
     if found is not None:
         batch = dump_batch(found, changes)

@@ -32,6 +32,7 @@ from rlcore_bundles.peer_dumps import Dump
 from rlcore_bundles.peers import worker
 
 LIMIT_S = 600
+INTERPRETER = "the interpreter of an environment, or the environment's folder"
 SHOWN = 12
 """Lines of a failed process that an error shows."""
 
@@ -70,7 +71,7 @@ def call_adapter(
     """Call an adapter in the environment of `python`, or in that of this process. ConfigError where the framework is missing
     there, or the adapter cannot be used with it."""
     function = adapter(name)
-    executable = _executable(python)
+    executable = sys.executable if python is None else interpreter(python)
     if checkout is not None and not checkout.is_dir():
         raise ConfigError([Problem(path="--checkout", found=f"{checkout}, no folder", expected="the framework's sources")])
     module = inspect.unwrap(function).__module__
@@ -104,14 +105,14 @@ def written(dump: Dump, batch: ComparedBatch) -> Called:
     )
 
 
-def _executable(python: Path | None) -> str:
-    if python is None:
-        return sys.executable
+def interpreter(python: Path) -> str:
+    """The interpreter of an environment, named by its folder or its file. ConfigError where there is none."""
     # An environment's folder stands for its interpreter.
     path = python / "bin" / "python" if python.is_dir() else python
     if not path.is_file():
-        expected = "the interpreter of an environment, or the environment's folder"
-        raise ConfigError([Problem(path="--python", found=f"{python}, no such file", expected=expected)])
+        raise ConfigError([Problem(path="--python", found=f"{path}, no such file", expected=INTERPRETER)])
+    if not os.access(path, os.X_OK):
+        raise ConfigError([Problem(path="--python", found=f"{path}, which cannot be executed", expected=INTERPRETER)])
     return str(path.absolute())
 
 
@@ -174,7 +175,9 @@ def _require_answer(name: str, found: Mapping[str, Any], executable: str, functi
         how = getattr(inspect.getmodule(function), "INSTALL", "Install it there.").format(python=executable)
         what = f"{executable} does not import it: {found['text']}"
         remedy = f"{how} Another environment is named with --python."
-        raise ConfigError([Problem(path=f"--with {name}", found=what, expected="the framework", remedy=remedy)])
+        raise ConfigError(
+            [Problem(path=f"--with {name}", found=what, expected="the framework, torch and safetensors", remedy=remedy)]
+        )
 
 
 def as_record(called: Called) -> dict[str, Any]:

@@ -27,6 +27,7 @@ Probe: TypeAlias = Literal["", "attention kernel", "dtype of the head"]
 """What a replay computes otherwise than the trainer would: nothing; attention by torch's plain kernel; or the product with the
 head in float32."""
 
+EXPECTED = "an interpreter with rlcore-bundles and a trainer"
 LOGPROBS = "logprobs.float32"
 """The file of another interpreter's log-probabilities."""
 
@@ -171,11 +172,15 @@ def _computed_by(python: Path, bundle: Bundle, settings: Mapping[str, Any], star
         (folder / "trial.json").write_text(json.dumps({"settings": dict(settings), "start": places}))
         # The interpreter is the user's own: what it prints is shown only where it fails.
         command = [str(python), "-m", "rlcore_bundles.trials", str(folder)]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+        try:
+            ran = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=dict(os.environ))
+        except OSError as error:
+            found = f"{python}, which cannot be executed: {error.strerror}"
+            raise ConfigError([Problem(path="--python", found=found, expected=EXPECTED)]) from error
         if not (folder / "versions.json").is_file():
             last = (ran.stderr.strip().splitlines() or ["nothing"])[-1]
-            found, expected = f"{python}, which ended with {last!r}", "an interpreter with rlcore-bundles and a trainer"
-            raise ConfigError([Problem(path="--python", found=found, expected=expected)])
+            found = f"{python}, which ended with {last!r}"
+            raise ConfigError([Problem(path="--python", found=found, expected=EXPECTED)])
         return _read(folder)
 
 

@@ -7,9 +7,9 @@ from rlcore.reading import read_json
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore_bundles.certificate.claims import Claim, held, missing
 from rlcore_bundles.certificate.run_claims import recipe_of
+from rlcore_bundles.header import HEADER
 from rlcore_bundles.receipts.observer import is_drawn
 from rlcore_bundles.receipts.record import REFITS, STEPS, described_refit, read_lines
-from rlcore_bundles.storage import HEADER
 
 FOLDER = "receipts"
 ABSENT = "the run has no [receipts]"
