@@ -1,6 +1,5 @@
 """`rlcore bisect`: the component that brings the difference of two steps."""
 
-import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from rlcore.spi import ConfigError, Problem
 from rlcore_bundles.bisecting import bisect
 from rlcore_bundles.bundle import Bundle
 from rlcore_bundles.header import HEADER
+from rlcore_bundles.json_output import json_text
 from rlcore_bundles.peer_process import interpreter
 from rlcore_bundles.recording import record
 from rlcore_bundles.run_difference import run_difference
@@ -34,8 +34,9 @@ FOLDER = click.Path(path_type=Path)
     multiple=True,
     help="The interpreter of another environment, which may have other versions of packages; may be given several times.",
 )
+@click.option("--trust-remote-code", "trusts", is_flag=True, help="Execute code that comes with a model, if the recipe does.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def bisect_command(good: Path, bad: Path, step: int | None, pythons: Sequence[Path], as_json: bool) -> None:
+def bisect_command(good: Path, bad: Path, step: int | None, pythons: Sequence[Path], trusts: bool, as_json: bool) -> None:
     """Name the component that brings the difference of two steps.
 
     GOOD and BAD are bundles or run directories. At most ten replays swap components: trainer, kernels, dtypes, packing,
@@ -47,10 +48,10 @@ def bisect_command(good: Path, bad: Path, step: int | None, pythons: Sequence[Pa
 
     pythons = [Path(interpreter(python)) for python in pythons]
     with _bundles(good, bad, step, tell) as pair:
-        found = None if pair is None else bisect(*pair, pythons, tell=tell)
+        found = None if pair is None else bisect(*pair, pythons, trusts=trusts, tell=tell)
     if found is None:
         found = Bisection(components=[], kind="none")
-    click.echo(json.dumps(attrs.asdict(found), indent=1) if as_json else "\n".join(lines_of(found)))
+    click.echo(json_text(attrs.asdict(found)) if as_json else "\n".join(lines_of(found)))
     if found.kind != "none":
         click.get_current_context().exit(1)
 

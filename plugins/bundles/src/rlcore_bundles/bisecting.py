@@ -23,10 +23,16 @@ GENERATES = ("generator", "refit", "async")
 
 
 def bisect(
-    good: Bundle, bad: Bundle, pythons: Sequence[Path] = (), *, tell: Callable[[str], None] = lambda _: None
+    good: Bundle,
+    bad: Bundle,
+    pythons: Sequence[Path] = (),
+    *,
+    trusts: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Bisection:
     """Find the component that brings the difference of `bad` to `good`, in at most MOST_REPLAYS replays. `pythons` are
-    interpreters of other environments. ConfigError where a bundle has no prompts, or no weights to begin with."""
+    interpreters of other environments. `trusts`: code that comes with a model is executed. ConfigError where a bundle has no
+    prompts, or no weights to begin with."""
     problems = [
         Problem(path=name, found=f"a bundle whose prompts are {one.prompts}", expected="one with its prompts")
         for name, one in (("good", good), ("bad", bad))
@@ -34,7 +40,7 @@ def bisect(
     ]
     if problems:
         raise ConfigError(problems)
-    first, second = sides_of(good, bad)
+    first, second = sides_of(good, bad, trusts=trusts)
     search = Swaps(good=first, bad=second, pythons=pythons, tell=tell)
     changes = changes_of(first.settings, second.settings)
     evidence = _evidence(search, changes)

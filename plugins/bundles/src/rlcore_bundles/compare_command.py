@@ -1,6 +1,5 @@
 """`rlcore compare`: a step under the code of another framework."""
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
+
+from rlcore_bundles.json_output import json_text
 
 if TYPE_CHECKING:
     from rlcore_bundles.compared_batch import ComparedBatch
@@ -96,7 +97,7 @@ def compare_command(
     rows = compare_terms(batch, called.terms, called.reasons)
     if as_json:
         record = {"framework": as_record(called), "rows": [attrs.asdict(row) for row in rows], "notes": list(batch.notes)}
-        click.echo(json.dumps(record, indent=1))
+        click.echo(json_text(record))
     else:
         click.echo("\n".join(lines_of(rows, called, batch)))
     nothing = all(row.verdict == "not compared" for row in rows)

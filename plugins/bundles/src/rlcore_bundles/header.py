@@ -9,11 +9,13 @@ from attrs import field, frozen
 from rlcore.reading import numbers, parse_toml, read_json
 from rlcore.schema.constraints import Count, Positive
 from rlcore.schema.structure import structure
-from rlcore.spi import CheckpointError
+from rlcore.spi import CheckpointError, Problem
 from rlcore_bundles.bundle import Prompts, Weights
 
 FORMAT: Final = 1
 HEADER, TEXTS = "bundle.json", "texts.json"
+LONGEST = 80
+"""Characters of a value that an error shows."""
 OF_RECIPE = ("model", "run", "trainer")
 """Tables of a recipe that a replay reads before the recipe itself is checked."""
 
@@ -120,14 +122,16 @@ def read_texts(directory: Path) -> dict[str, Any]:
 def _checked(path: Path, values: dict[str, Any], cls: Any) -> dict[str, Any]:
     updates = values.get("updates")
     without = values | {"updates": [_without_none(one) for one in updates]} if isinstance(updates, list) else values
-    try:
-        problems: list[object] = list(structure(without, cls, path.name)[1])
-    except ValueError as error:  # of a null, which a problem cannot show
-        problems = [f"{path.name}: {error}"]
+    problems = structure(without, cls, path.name)[1]
     if problems:
-        lines = [f"  - {problem}" for problem in problems]
+        lines = [f"  - {problem.path}: {_short(problem)}" for problem in problems]
         raise CheckpointError("\n".join([f"{path.parent} is damaged:", *lines, "Record the step again, or copy it anew."]))
     return values
+
+
+def _short(problem: Problem) -> str:
+    found = problem.found if len(problem.found) <= LONGEST else f"{problem.found[:LONGEST]}…"
+    return f"found {found}; expected {problem.expected}"
 
 
 def _without_none(update: Any) -> Any:
