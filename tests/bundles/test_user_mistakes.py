@@ -18,6 +18,7 @@ from rlcore.spi import CheckpointError
 from rlcore_bundles.bundle import Bundle
 from rlcore_bundles.json_output import json_text
 from rlcore_bundles.storage import read_bundle, write_bundle
+from rlcore_torchkit.testing.models import make_model
 
 HEADER = "bundle.json"
 WRONG: tuple[Any, ...] = ("x", -3, 1e300, [None], True, {"a": None})
@@ -119,6 +120,12 @@ def test_code_of_a_bundled_model_is_not_executed(recorded: Bundle, tmp_path: Pat
     ran = CliRunner().invoke(cli, [command, *([str(folder)] * (1 + (command == "bisect")))])
     assert (ran.exit_code, trace.exists()) == (5, False), ran.output
     assert "set model.trust_remote_code to true" in ran.output
+
+
+def test_a_model_without_the_tokens_of_the_bundle_is_refused(bundle: Path, tmp_path: Path) -> None:
+    make_model(tmp_path / "small", alphabet="01", max_length=32)
+    ran = CliRunner().invoke(cli, ["replay", str(bundle), "--weights", str(tmp_path / "small")])
+    assert (ran.exit_code, "expected one that has the bundle's tokens" in ran.output) == (2, True), ran.output
 
 
 COMMANDS: dict[str, tuple[tuple[str, ...], int, str]] = {

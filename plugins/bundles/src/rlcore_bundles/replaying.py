@@ -10,6 +10,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from rlcore.config.load import Origin, RawRecipe
+from rlcore.model_files import config_number
 from rlcore.reading import parse_toml
 from rlcore.registry.discovery import Entry
 from rlcore.run.data.text import tokenizers
@@ -178,6 +179,11 @@ def plan_of(bundle: Bundle, start: Start, overrides: Sequence[str], settings: Ma
     if plan.recipe.model.path != start.model:
         problem = Problem(path="model.path", found="an override", expected="none", remedy="Name weights with --weights.")
         raise ConfigError([problem])
+    size, tokens = config_number(start.model, "vocab_size"), bundle.sampled.batch.tokens
+    if size is not None and not 0 <= tokens.min(initial=0) <= tokens.max(initial=0) < size:
+        found = f"{start.model}, a model of {size} tokens"
+        expected = f"one that has the bundle's tokens, {tokens.min()} to {tokens.max()}"
+        raise ConfigError([Problem(path="model.path", found=found, expected=expected, remedy="Name weights with --weights.")])
     return plan
 
 
