@@ -33,7 +33,7 @@ def copied(receipted: Path, tmp_path: Path) -> Path:
 def test_a_run_with_receipts_holds_every_proof(receipted: Path) -> None:
     found = certificate(receipted)
     expected = dict.fromkeys((claim.name for claim in found.claims), "held")
-    assert verdicts(found) == expected | {"replays": "not recorded", "failures": "not recorded"}
+    assert verdicts(found) == expected | {"replays": "not recorded"}
     texts = {claim.name: claim.text for claim in found.claims}
     assert texts["receipts"].startswith("3 of 3 drawn steps; trainer: ")
     assert texts["versions of tokens"].endswith("at most 0 updates behind")
@@ -44,14 +44,14 @@ def test_a_run_with_receipts_holds_every_proof(receipted: Path) -> None:
 def test_a_run_without_receipts_says_what_was_not_recorded(finished: Path) -> None:
     found = verdicts(certificate(finished))
     assert [name for name, verdict in found.items() if verdict == "not recorded"] == [
-        *("refits", "versions of tokens", "receipts", "replays", "failures")
+        *("refits", "versions of tokens", "receipts", "replays")
     ]
     assert "not held" not in found.values()
 
 
 def test_the_page_names_its_inputs_by_their_digests(receipted: Path, tmp_path: Path) -> None:
     ran = CliRunner().invoke(certify_command, [str(receipted), "-o", str(tmp_path / "certificate.md")])
-    assert (ran.exit_code, ran.output) == (0, f"{tmp_path / 'certificate.md'}: 11 held, 0 not held, 2 not recorded\n")
+    assert (ran.exit_code, ran.output) == (0, f"{tmp_path / 'certificate.md'}: 12 held, 0 not held, 1 not recorded\n")
     page, record = (tmp_path / "certificate.md").read_text(), json.loads((tmp_path / "certificate.json").read_text())
     lines = page.partition("```text\n")[2].partition("```")[0]
     for line in lines.splitlines():

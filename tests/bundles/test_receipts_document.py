@@ -16,7 +16,7 @@ def test_the_program_prints_the_claims_of_its_run(
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(tmp_path / "program.py"))
     printed = dict(line.rsplit(": ", 1) for line in capsys.readouterr().out.strip().splitlines()[-13:])
-    assert {name: verdict for name, verdict in printed.items() if verdict != "held"} == {"failures": "not recorded"}
+    assert set(printed.values()) == {"held"}
     claims = PAGE.read_text().partition("| Claim | Holds where |")[2].partition("\n\n")[0]
     named = [name.strip() for line in claims.splitlines()[2:] for name in line.split("|")[1].split(",")]
     assert sorted(named) == sorted(printed)

@@ -25,7 +25,7 @@ Float64Array: TypeAlias = NDArray[np.float64]
 MOST_SETS = 400
 """Sets of conventions that are tried for one term."""
 QUANTILE = 0.9
-"""Of the roundings of a term: a few tokens at a bound, whose derivative jumps, do not count for all."""
+"""Quantile of the roundings of a term: a few tokens at a bound, whose derivative jumps, do not count for all."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -35,7 +35,7 @@ class PeerTerms:
     terms: Mapping[str, AnyArray]
     """float32 by term, at loss tokens."""
     wide: Mapping[str, AnyArray]
-    """The same in float64."""
+    """Terms in float64."""
     metrics: Mapping[str, float] = field(factory=dict)
     """By the framework's names."""
     metric_names: Mapping[str, str] = field(factory=dict)
