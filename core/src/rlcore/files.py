@@ -52,11 +52,15 @@ def write_atomically(path: Path, text: str, otherwise: str = "point run.director
     """Replace `path` by `text` so that no reader, and no crash, ever sees half of it. StorageError as of storage_errors."""
     partial = path.with_name(f".{path.name}.partial")
     with storage_errors(path.name, path.parent, otherwise):
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        try:
+            with partial.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
 
 
 def _opened(lock: Path) -> IO[bytes]:

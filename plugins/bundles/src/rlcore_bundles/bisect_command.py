@@ -1,6 +1,5 @@
 """`rlcore bisect`: the component that brings the difference of two steps."""
 
-import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,9 +12,11 @@ from rlcore.run.storage.saved_run import SavedRun
 from rlcore.spi import ConfigError, Problem
 from rlcore_bundles.bisecting import bisect
 from rlcore_bundles.bundle import Bundle
+from rlcore_bundles.header import HEADER
+from rlcore_bundles.json_output import json_text
 from rlcore_bundles.recording import record
 from rlcore_bundles.run_difference import run_difference
-from rlcore_bundles.storage import HEADER, read_bundle
+from rlcore_bundles.storage import read_bundle
 from rlcore_bundles.swaps import MOST_REPLAYS
 from rlcore_bundles.verdicts import Bisection
 
@@ -34,8 +35,11 @@ FOLDER = click.Path(path_type=Path)
     help="Another environment, or its interpreter, which may have other versions of packages; may be given several times.",
 )
 @click.option("--replays", type=click.IntRange(4), default=MOST_REPLAYS, show_default=True, help="The most replays.")
+@click.option("--trust-remote-code", "trusts", is_flag=True, help="Execute code that comes with a model, if the recipe does.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def bisect_command(good: Path, bad: Path, step: int | None, pythons: Sequence[Path], replays: int, as_json: bool) -> None:
+def bisect_command(
+    good: Path, bad: Path, step: int | None, pythons: Sequence[Path], replays: int, trusts: bool, as_json: bool
+) -> None:
     """Name the component that makes two steps differ.
 
     GOOD and BAD are bundles or run directories. A few replays swap components: trainer, kernels, dtypes, packing,
@@ -46,10 +50,10 @@ def bisect_command(good: Path, bad: Path, step: int | None, pythons: Sequence[Pa
         click.echo(text, err=True)
 
     with _bundles(good, bad, step, tell) as pair:
-        found = None if pair is None else bisect(*pair, pythons, most=replays, tell=tell)
+        found = None if pair is None else bisect(*pair, pythons, most=replays, trusts=trusts, tell=tell)
     if found is None:
         found = Bisection(components=[], kind="none")
-    click.echo(json.dumps(attrs.asdict(found), indent=1) if as_json else "\n".join(lines_of(found)))
+    click.echo(json_text(attrs.asdict(found)) if as_json else "\n".join(lines_of(found)))
     if found.kind != "none":
         click.get_current_context().exit(1)
 

@@ -30,14 +30,16 @@ def bisect(
     pythons: Sequence[Path] = (),
     *,
     most: int = MOST_REPLAYS,
+    trusts: bool = False,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Bisection:
     """Find the component that brings the difference of `bad` to `good`, in at most so many replays. `pythons` are
-    interpreters of other environments. ConfigError where one is missing, or a bundle has no prompts or no weights."""
+    interpreters of other environments. `trusts`: code that comes with a model is executed. ConfigError where an interpreter is
+    missing, or a bundle has no prompts or no weights."""
     if problems := [*_problems("good", good), *_problems("bad", bad)]:
         raise ConfigError(problems)
     others = [Path(executable(python)) for python in pythons]
-    first, second = sides_of(good, bad)
+    first, second = sides_of(good, bad, trusts=trusts)
     search = Swaps(good=first, bad=second, pythons=others, tell=tell, most=most)
     changes = changes_of(first.settings, second.settings)
     evidence = _evidence(search, changes)

@@ -1,6 +1,6 @@
 """`rlcore compare`: a step under the code of another framework."""
 
-import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import wrap
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
+
+from rlcore_bundles.json_output import json_text
 
 if TYPE_CHECKING:
     from rlcore_bundles.compared_batch import ComparedBatch
@@ -20,6 +22,12 @@ UNEXPLAINED = 1
 WIDTH = 120
 SHOWN = 8
 """Metrics without a counterpart that are printed."""
+
+
+def _finite(context: click.Context, option: click.Parameter, value: float) -> float:
+    if not math.isfinite(value):
+        raise click.BadParameter(f"found {value}; expected a finite number of nats", context, option)
+    return value
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -36,6 +44,7 @@ SHOWN = 8
     "--move",
     type=click.FloatRange(min=0),
     default=0.0,
+    callback=_finite,
     metavar="NATS",
     help="Add a normal number of this size to each log-probability of the policy, so that clips act.",
 )
@@ -71,10 +80,11 @@ def compare_command(
     from rlcore_bundles.compared_batch import batch_of
     from rlcore_bundles.peer_comparison import compare_terms
     from rlcore_bundles.peer_dumps import dump_batch, read_dump
-    from rlcore_bundles.peer_process import as_record, call_adapter, written
+    from rlcore_bundles.peer_process import adapter, as_record, call_adapter, written
     from rlcore_bundles.storage import read_bundle
 
     changes = raw_from({}, overrides).values
+    adapter(peer)  # an unknown framework is refused before a bundle is read
     found = None if dump is None else read_dump(dump)
     if found is not None:
         batch = dump_batch(found, changes)
@@ -88,7 +98,7 @@ def compare_command(
     rows = compare_terms(batch, called.terms, called.reasons)
     if as_json:
         record = {"framework": as_record(called), "rows": [attrs.asdict(row) for row in rows], "notes": list(batch.notes)}
-        click.echo(json.dumps(record, indent=1))
+        click.echo(json_text(record))
     else:
         click.echo("\n".join(lines_of(rows, called, batch)))
     nothing = all(row.verdict == "not compared" for row in rows)

@@ -115,7 +115,8 @@ def changed_options(options: Mapping[str, Any], changes: Mapping[str, Any]) -> d
             problems.append(Problem(path=name, found=repr(value), expected=f"one of {', '.join(names)}"))
         else:
             found[name] = None if value == "none" and not names else value
-            if not names and isinstance(value, str) and value != "none":
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not names and not is_number and value != "none" and type(value) is not type(options[name]):
                 problems.append(Problem(path=name, found=repr(value), expected="a number, or none"))
     if problems:
         raise ConfigError(problems)

@@ -1,12 +1,12 @@
 """`rlcore diff`: where two runs begin to differ."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
 import click
 
+from rlcore_bundles.json_output import json_text
 from rlcore_bundles.run_difference import RunDifference, run_difference
 
 SHOWN = 8
@@ -22,7 +22,7 @@ def diff_command(first: Path, second: Path, as_json: bool) -> None:
     FIRST and SECOND are run directories. Figures of seconds and memory do not count. The exit code is 1 where the runs part.
     """
     found = run_difference(first, second)
-    click.echo(json.dumps(attrs.asdict(found), indent=1) if as_json else "\n".join(_lines(found, first, second)))
+    click.echo(json_text(attrs.asdict(found)) if as_json else "\n".join(_lines(found, first, second)))
     if found.step is not None or found.sample is not None:
         click.get_current_context().exit(1)
 

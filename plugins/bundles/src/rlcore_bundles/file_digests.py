@@ -17,7 +17,7 @@ def file_digests(recipe: Mapping[str, Any]) -> dict[str, str]:
     for key, value in leaves(recipe):
         texts = value if isinstance(value, list) else [value]
         for text in (one for one in texts if isinstance(one, str)):
-            if (path := _file(text)) is not None and not key.startswith("data."):
+            if (path := file_of(text)) is not None and not key.startswith("data."):
                 found[key] = sha256_of(path)
     model = Path(str(recipe["model"]["path"]))
     for name in OF_MODEL:
@@ -42,7 +42,7 @@ def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{name}", value
 
 
-def _file(text: str) -> Path | None:
+def file_of(text: str) -> Path | None:
     """The file of a path, or of `FILE.py:FUNCTION`; None where there is none."""
     for candidate in (text, text.rpartition(":")[0]):
         try:

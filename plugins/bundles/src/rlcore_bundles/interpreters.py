@@ -29,9 +29,10 @@ def executable(python: Path | None) -> str:
     if python is None:
         return sys.executable
     path = python / "bin" / "python" if python.is_dir() else python
-    if not path.is_file():
+    if not os.access(path, os.X_OK) or path.is_dir():
+        found = f"{path}, {'which cannot be executed' if path.exists() else 'no such file'}"
         expected = "the interpreter of an environment, or the environment's folder"
-        raise ConfigError([Problem(path="--python", found=f"{python}, no such file", expected=expected)])
+        raise ConfigError([Problem(path="--python", found=found, expected=expected)])
     return str(path.absolute())  # not resolved: an environment's interpreter is a link
 
 

@@ -9,8 +9,9 @@ from attrs import evolve
 from rlcore.reading import parse_toml, read_json
 from rlcore.spi import WEIGHT_VERSIONS
 from rlcore_bundles.bundle import Bundle
+from rlcore_bundles.header import HEADER
 from rlcore_bundles.replaying import Replayed, Start, plan_of, policy_logprobs
-from rlcore_bundles.storage import HEADER, MODEL
+from rlcore_bundles.storage import MODEL
 
 
 def older_starts(bundle: Bundle) -> dict[int, Start]:

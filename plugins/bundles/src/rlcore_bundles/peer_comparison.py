@@ -293,4 +293,4 @@ def _factor(ours: _Numbers, theirs: _Numbers) -> float | None:
     factor = float(np.median(theirs.values[is_there] / ours.values[is_there]))
     scaled = evolve(ours, values=ours.values * factor, rounding=ours.rounding * abs(factor), scale=ours.scale * abs(factor))
     differences, bounds = _differences(scaled, theirs)
-    return None if (differences > bounds).any() or len(ours.values) == 1 else factor
+    return factor if (differences <= bounds).all() and len(ours.values) > 1 else None  # of NaN neither holds

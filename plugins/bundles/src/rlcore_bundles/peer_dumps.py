@@ -93,7 +93,13 @@ def _of_trl(path: Path) -> Dump:
     table = read_parquet(path)
     _require(path, table.column_names, TRL_COLUMNS, "TRL's table of completions")
     columns = {name: table.column(name).to_pylist() for name in table.column_names}
-    rewards = {name: column for name, column in columns.items() if name not in NOT_REWARDS and all(map(_is_number, column))}
+    if not table.num_rows:
+        raise CheckpointError(f"{path}: found no sample; expected TRL's table of completions")
+    wrong = [number for number, one in enumerate(columns["advantage"]) if one is None or not _is_number(one)]
+    if wrong:
+        raise CheckpointError(f"{path}: found no number as advantage in row {wrong[0]}, counted from 0; expected one in each")
+    texts = (*NOT_REWARDS, "prompt", "completion")
+    rewards = {name: column for name, column in columns.items() if name not in texts and all(map(_is_number, column))}
     if not rewards:
         raise CheckpointError(f"{path}: found no column of rewards in {', '.join(columns)}; expected one a reward function")
     notes = [] if len(rewards) == 1 else [f"The reward is the sum of {', '.join(rewards)}, each with weight 1."]
@@ -110,8 +116,8 @@ def _of_trl(path: Path) -> Dump:
 
 def _of_verl(path: Path) -> Dump:
     rows = list(_rows(path))
-    for row in rows[:1]:
-        _require(path, list(row), VERL_COLUMNS, "verl's dump of generations")
+    for number, row in enumerate(rows, 1):
+        _require(f"{path}, line {number}", list(row), VERL_COLUMNS, "verl's dump of generations")
     if not rows:
         raise CheckpointError(f"{path}: found no sample; expected verl's dump of generations")
     wrong = [number for number, row in enumerate(rows, 1) if not _is_number(row.get("score")) or row.get("score") is None]
@@ -138,7 +144,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _require(path: Path, found: Sequence[str], names: Sequence[str], what: str) -> None:
+def _require(path: object, found: Sequence[str], names: Sequence[str], what: str) -> None:
     if missing := [name for name in names if name not in found]:
         raise CheckpointError(f"{path}: found the columns {', '.join(found)}; expected {', '.join(missing)} too, as in {what}")
 

@@ -156,7 +156,9 @@ def _require_answer(name: str, found: Mapping[str, Any], python: str, function: 
         how = getattr(inspect.getmodule(function), "INSTALL", "Install it there.").format(python=python)
         what = f"{python} does not import it: {found['text']}"
         remedy = f"{how} Another environment is named with --python."
-        raise ConfigError([Problem(path=f"--with {name}", found=what, expected="the framework", remedy=remedy)])
+        raise ConfigError(
+            [Problem(path=f"--with {name}", found=what, expected="the framework, torch and safetensors", remedy=remedy)]
+        )
 
 
 def as_record(called: Called) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from attrs import evolve, frozen
 
+from rlcore.files import storage_errors
 from rlcore.run.plan.prepare import prepare, require_device
 from rlcore.run.report.progress import Progress
 from rlcore.run.storage.run_directory import RunDirectory, step_of
@@ -60,7 +61,7 @@ def record(
     from a checkpoint of the run."""
     saved = SavedRun.find(run)
     problems = []
-    most = int(saved.recipe["run"]["num_steps"])
+    most = _num_steps(saved)
     if not 1 <= step <= most:
         problems.append(Problem(path="--step", found=str(step), expected=f"a step of the run, from 1 to {most}"))
     if output.exists():
@@ -70,8 +71,10 @@ def record(
     checkpoint = _before(saved, step)
     behind = 0 if checkpoint is None else step_of(checkpoint) or 0
     tell(f"step {step} of {run}, computed from {'the beginning' if checkpoint is None else checkpoint}")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as folder:
+    with storage_errors("the bundle", output.parent, otherwise="name another folder"):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        opened = tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-")
+    with opened as folder:
         notes = _continue(saved, checkpoint, behind, Path(folder), step, [*_options(step, weights), *overrides])
         made = Path(folder) / NAME / "bundles" / f"step-{step:06d}"
         if not made.is_dir():
@@ -108,6 +111,16 @@ def without_prompts(bundle: Bundle, prompts: Prompts) -> Bundle:
         sampled=evolve(sampled, batch=blank(sampled.batch), rows=(), reset_seeds=()),
         trained=blank(trained),
     )
+
+
+def _num_steps(saved: SavedRun) -> int:
+    """The steps of a run's recipe. CheckpointError where it has none."""
+    run = saved.recipe.get("run")
+    found = run.get("num_steps") if isinstance(run, dict) else None
+    if not isinstance(found, int):
+        path = saved.path / "recipe.toml"
+        raise CheckpointError(f"{path} is damaged: found run.num_steps = {found!r}; expected a number. Restore the file.")
+    return found
 
 
 def _before(saved: SavedRun, step: int) -> Path | None:

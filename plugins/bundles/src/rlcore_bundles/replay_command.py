@@ -1,6 +1,5 @@
 """`rlcore replay`: a bundle's step computed again."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import attrs
 import click
 
 from rlcore_bundles.difference import first_difference
+from rlcore_bundles.json_output import json_text
 from rlcore_bundles.layout import layout_overrides
 from rlcore_bundles.replay import Replay, replay
 from rlcore_bundles.rows import table
@@ -53,7 +53,7 @@ def replay_command(
         tell=lambda text: click.echo(text, err=True),
     )
     if as_json:
-        click.echo(json.dumps(attrs.asdict(found), indent=1))
+        click.echo(json_text(attrs.asdict(found)))
     else:
         click.echo("\n".join(lines_of(found)))
     if first_difference(found.rows) is not None:

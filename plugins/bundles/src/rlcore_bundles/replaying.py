@@ -10,6 +10,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from rlcore.config.load import Origin, RawRecipe
+from rlcore.model_files import config_number
 from rlcore.reading import parse_toml
 from rlcore.registry.discovery import Entry
 from rlcore.run.data.text import tokenizers
@@ -29,9 +30,12 @@ from rlcore.spi import ConfigError, LoadStateRequest, Problem, Role, RolloutBatc
 from rlcore.spi.arrays import AnyArray, Float32Array
 from rlcore.spi.execution import Backends
 from rlcore_bundles.bundle import Bundle
+from rlcore_bundles.file_digests import file_of, leaves
 from rlcore_bundles.recorded_groups import Notes, RecordedTrainer, environment_of, scored_columns
 from rlcore_bundles.storage import MODEL, STATE
 
+TRUST = "trust_remote_code"
+"""Key of [model]: the code that comes with a model is executed."""
 DROPPED = (
     "generator",
     "refit",
@@ -149,13 +153,26 @@ class Start:
 
 
 def settings_of(bundle: Bundle) -> dict[str, Any]:
-    """The sections of a bundle's recipe that a replay reads. It takes the best trainer that is installed."""
+    """The sections of a bundle's recipe that a replay reads. It takes the best trainer that is installed, and trusts no code of
+    a model unless the command does. ConfigError where a key names a file within the bundle: nothing there is executed."""
     recipe = {name: section for name, section in parse_toml(bundle.recipe).items() if name not in DROPPED}
+    if problems := list(_own_files(bundle, recipe)):
+        raise ConfigError(problems)
+    recipe["model"].pop(TRUST, None)
     recipe["trainer"] = {"name": "auto"}
     recipe.setdefault("run", {})["device"] = "auto"
     if recipe["model"].get("dtype", "auto") == "auto":
         recipe["model"]["dtype"] = bundle.environment["dtype"]
     return recipe
+
+
+def _own_files(bundle: Bundle, recipe: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield the keys whose file lies in the bundle, which may come from somebody else."""
+    for key, value in () if bundle.directory is None else leaves(recipe):
+        file = file_of(value) if isinstance(value, str) else None
+        if file is not None and bundle.directory is not None and file.resolve().is_relative_to(bundle.directory.resolve()):
+            remedy = "Read the file, and copy it out of the bundle."
+            yield Problem(path=key, found=f"{file}, within the bundle", expected="a file of this machine", remedy=remedy)
 
 
 def plan_of(bundle: Bundle, start: Start, overrides: Sequence[str], settings: Mapping[str, Any] | None = None) -> RunPlan:
@@ -172,6 +189,11 @@ def plan_of(bundle: Bundle, start: Start, overrides: Sequence[str], settings: Ma
     if plan.recipe.model.path != start.model:
         problem = Problem(path="model.path", found="an override", expected="none", remedy="Name weights with --weights.")
         raise ConfigError([problem])
+    size, tokens = config_number(start.model, "vocab_size"), bundle.sampled.batch.tokens
+    if size is not None and not 0 <= tokens.min(initial=0) <= tokens.max(initial=0) < size:
+        found = f"{start.model}, a model of {size} tokens"
+        expected = f"one that has the bundle's tokens, {tokens.min()} to {tokens.max()}"
+        raise ConfigError([Problem(path="model.path", found=found, expected=expected, remedy="Name weights with --weights.")])
     return plan
 
 

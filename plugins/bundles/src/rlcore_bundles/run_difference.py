@@ -7,11 +7,12 @@ from typing import Any
 
 from attrs import frozen
 
-from rlcore.reading import read_bytes
+from rlcore.reading import read_bytes, read_toml
 from rlcore.run.report.metrics_file import read_metrics_file
 from rlcore.run.storage.recipe_changes import recipe_changes
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saved_run import SavedRun
+from rlcore.spi import CheckpointError
 
 MEASURED = ("time/", "tokens_per_second", "generated_tokens_per_second", "memory/", "receipts/seconds")
 """Figures that depend on the clock and on the machine."""
@@ -65,6 +66,9 @@ def run_difference(first: Path, second: Path) -> RunDifference:
     runs = [SavedRun.find(path) for path in (first, second)]
     records = [{int(one["step"]): one for one in read_metrics_file(run.path / "metrics.jsonl")} for run in runs]
     steps = sorted(records[0].keys() & records[1].keys())
+    if not steps:
+        found = " and ".join(f"{len(of)} steps in {run.path}" for run, of in zip(runs, records, strict=True))
+        raise CheckpointError(f"found {found}; expected a step that both have in metrics.jsonl. Name runs that have begun.")
     parted = next((step for step in steps if list(differing_figures(records[0][step], records[1][step]))), None)
     figures = () if parted is None else differing_figures(records[0][parted], records[1][parted])
     return RunDifference(
@@ -77,7 +81,9 @@ def run_difference(first: Path, second: Path) -> RunDifference:
 
 
 def _changes(first: SavedRun, second: SavedRun) -> Iterator[str]:
-    texts = [read_bytes(run.path / "recipe.toml").decode(errors="replace") for run in (first, second)]
+    for run in (first, second):
+        read_toml(run.path / "recipe.toml")  # CheckpointError where it is damaged
+    texts = [read_bytes(run.path / "recipe.toml").decode() for run in (first, second)]
     yield from (str(change) for change in recipe_changes(*texts))
     versions = [RunDirectory(path=run.path).versions for run in (first, second)]
     yield from (f"{name} {before} -> {after}" for name, before, after in differing_versions(*versions))

@@ -5,7 +5,7 @@ bundle.json names the format's version, and the size and SHA-256 of every other 
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,19 +15,22 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from rlcore.files import storage_errors
-from rlcore.reading import read_bytes, read_json
+from rlcore.reading import read_bytes
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.spi import CheckpointError, ContractError
 from rlcore.spi.arrays import AnyArray, put_rows, take_rows
 from rlcore_bundles.arrays import Table, names_below, put_batch, put_column, put_turns, take_batch, take_column, take_turns
 from rlcore_bundles.bundle import Bundle, Update
 from rlcore_bundles.file_digests import sha256_of
+from rlcore_bundles.header import FORMAT, HEADER, TEXTS, read_header, read_texts
 
-FORMAT: Final = 1
-HEADER, ARRAYS, TEXTS = "bundle.json", "arrays.safetensors", "texts.json"
+ARRAYS: Final = "arrays.safetensors"
 MODEL, STATE = "model", "state"
+LONGEST: Final = 255
+"""Characters of a file's name."""
 _HEADER_FIELDS = ("step", "weight_version", "recipe", "environment", "alarm", "prompts", "metrics", "weights")
 _OF_SAMPLES = ("rewards", "valid", "finish_reasons", "truncated", "success", "num_generated", "failed", "timed_out")
+_FLAGS = ("valid", "truncated", "success", "failed", "timed_out")
 _OF_UPDATE = ("num_loss_tokens", "num_loss_sequences", "schedule_step", "loss", "loss_config", "loss_value", "grad_norm")
 _MORE_OF_UPDATE = ("learning_rate", "metrics", "gradient_norms")
 
@@ -52,18 +55,13 @@ def write_bundle(bundle: Bundle, directory: Path, save_weights: Callable[[Path],
 
 def read_bundle(directory: Path) -> Bundle:
     """Read a bundle. CheckpointError where a file is missing, cut or changed, or the format is a newer one."""
-    if not (directory / HEADER).is_file():
-        raise CheckpointError(f"{directory}: found no {HEADER}; expected the folder of a bundle, as `rlcore record` writes it")
-    header = read_json(directory / HEADER)
-    if (found := header.get("format")) != FORMAT:
-        remedy = "Install a newer rlcore-bundles." if isinstance(found, int) and found > FORMAT else "Record the step again."
-        raise CheckpointError(f"{directory / HEADER}: found format {found!r}; expected {FORMAT}. {remedy}")
-    if problems := list(_file_problems(directory, header.get("files"))):
+    header = read_header(directory)
+    if problems := list(_file_problems(directory, header["files"])):
         raise CheckpointError("\n".join([f"{directory} is damaged:", *problems, "Record the step again, or copy it anew."]))
     try:
         table: Mapping[str, AnyArray] = load(read_bytes(directory / ARRAYS))
-        return _bundle(header, table, read_json(directory / TEXTS), directory)
-    except (SafetensorError, ContractError, KeyError, TypeError, ValueError) as error:
+        return _bundle(header, table, read_texts(directory), directory)
+    except (SafetensorError, ContractError, LookupError, TypeError, ValueError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(f"{directory} is damaged: found {reason}; expected a bundle. Record the step again") from error
 
@@ -77,15 +75,15 @@ def _described(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
-def _file_problems(directory: Path, files: Any) -> Any:
+def _file_problems(directory: Path, files: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with the files that the header names."""
-    if not isinstance(files, dict) or not {ARRAYS, TEXTS} <= files.keys():
+    if not {ARRAYS, TEXTS} <= files.keys():
         yield f"  - {HEADER}: found no list of files; expected {ARRAYS} and {TEXTS} in it"
         return
     for name, expected in files.items():
         path = directory / name
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            yield f"  - {HEADER}: found the file {name!r}; expected one within the folder"
+        if Path(name).is_absolute() or ".." in Path(name).parts or any(len(part) > LONGEST for part in Path(name).parts):
+            yield f"  - {HEADER}: found the file {name[:LONGEST]!r}; expected one within the folder"
         elif not path.is_file():
             yield f"  - {name}: found no such file; expected {expected['bytes']:,} bytes"
         elif (found := _described(path)) != expected:
@@ -161,6 +159,7 @@ def _is_same(batch: Any, bundle: Bundle, name: str, column: AnyArray) -> bool:
 def _bundle(header: Mapping[str, Any], table: Mapping[str, AnyArray], texts: Mapping[str, Any], directory: Path) -> Bundle:
     batch = take_batch(table, "sampled")
     of_samples: dict[str, Any] = {name: table[f"samples/{name}"] for name in _OF_SAMPLES}
+    _require_shapes(of_samples, batch.num_sequences, texts)
     sampled = CollectedRollouts(
         batch=batch,
         **of_samples,
@@ -184,6 +183,16 @@ def _bundle(header: Mapping[str, Any], table: Mapping[str, AnyArray], texts: Map
         digests_after=header["digests"]["after"],
         directory=directory,
     )
+
+
+def _require_shapes(of_samples: Mapping[str, AnyArray], num_sequences: int, texts: Mapping[str, Any]) -> None:
+    """ValueError where a column of the samples has another length or kind, or the rows and their seeds are not as many."""
+    for name, array in of_samples.items():
+        kind = "i" if name == "num_generated" else "b" if name in _FLAGS else array.dtype.kind
+        if array.shape != (num_sequences,) or array.dtype.kind != kind:
+            raise ValueError(f"samples/{name} of {array.dtype} {list(array.shape)}, of {num_sequences} samples")
+    if len(texts["rows"]) != len(texts["reset_seeds"]):
+        raise ValueError(f"{len(texts['rows'])} rows and {len(texts['reset_seeds'])} seeds")
 
 
 def _trained(table: Mapping[str, AnyArray], batch: Any, scored: Mapping[str, AnyArray]) -> Any:

@@ -11,7 +11,7 @@ from rlcore.registry.discovery import discover
 from rlcore_bundles.bundle import Bundle
 from rlcore_bundles.components import Change, trainer_settings
 from rlcore_bundles.group_search import OutOfReplaysError
-from rlcore_bundles.replaying import Start
+from rlcore_bundles.replaying import TRUST, Start
 from rlcore_bundles.trials import Outcome, Trials
 
 MOST_REPLAYS = 10
@@ -30,17 +30,19 @@ class Side:
     start: Start
 
     @classmethod
-    def of(cls, bundle: Bundle) -> "Side":
-        """The side of a bundle. ConfigError where its weights are missing."""
+    def of(cls, bundle: Bundle, *, trusts: bool = False) -> "Side":
+        """The side of a bundle. `trusts`: code of the model is executed where its recipe says so. ConfigError where its weights
+        are missing."""
         trainers = [entry.name for entry in discover(()).entries if entry.role == "trainer"]
-        path = str(parse_toml(bundle.recipe)["model"]["path"])
-        settings = trainer_settings(bundle, trainers) | {PATH_KEY: path}
+        model = parse_toml(bundle.recipe)["model"]
+        settings = trainer_settings(bundle, trainers) | {PATH_KEY: str(model["path"])}
+        settings |= {f"model.{TRUST}": True} if trusts and model.get(TRUST) else {}
         return cls(bundle=bundle, settings=settings, start=Start.of(bundle))
 
 
-def sides_of(good: Bundle, bad: Bundle) -> tuple[Side, Side]:
+def sides_of(good: Bundle, bad: Bundle, *, trusts: bool) -> tuple[Side, Side]:
     """Both sides. Chat templates of the models' own count as a key where they differ."""
-    sides = Side.of(good), Side.of(bad)
+    sides = Side.of(good, trusts=trusts), Side.of(bad, trusts=trusts)
     texts = [side.settings.get(TEMPLATE_KEY) or _template(Path(side.start.model)) for side in sides]
     if texts[0] == texts[1] or None in texts:
         return sides

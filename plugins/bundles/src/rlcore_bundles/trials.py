@@ -28,6 +28,7 @@ Probe: TypeAlias = Literal["", "attention kernel", "dtype of the head"]
 """What a replay computes otherwise than the trainer would: nothing; attention by torch's plain kernel; or the product with the
 head in float32."""
 
+EXPECTED = "an interpreter with rlcore-bundles and a trainer"
 LOGPROBS = "logprobs.float32"
 """The file of another interpreter's log-probabilities."""
 

@@ -7,8 +7,9 @@ from attrs import frozen
 
 from rlcore.reading import read_json
 from rlcore_bundles.bundle import Bundle
+from rlcore_bundles.header import HEADER
 from rlcore_bundles.rows import Row, place_of
-from rlcore_bundles.storage import HEADER, MODEL
+from rlcore_bundles.storage import MODEL
 
 Kind: TypeAlias = Literal["setting", "package", "file", "not in the recipe", "inputs", "none"]
 """Where the component is: a key of the recipe; another version of a package; a file that has changed; in nothing that the

@@ -182,5 +182,6 @@ def _read(path: Path) -> Iterator[StepEntries]:
         if made is not None:
             found.append(made)
     if faults:
-        raise CheckpointError("\n".join([f"{path} is damaged:", *faults]))
+        remedy = "Remove these lines: each counts the episodes of one step."
+        raise CheckpointError("\n".join([f"{path} is damaged:", *faults, remedy]))
     yield from found

@@ -8,6 +8,7 @@ import attrs
 import click
 
 from rlcore.files import NAMED_OUTPUT, write_atomically
+from rlcore.spi import ConfigError, Problem
 from rlcore_bundles.certificate.certificate import Certificate, certificate
 
 NOT_HELD = 1
@@ -26,6 +27,8 @@ def certify_command(run: Path, output: Path | None, replays: bool, as_json: bool
 
     It reads the directory alone. The exit code is 1 where a claim does not hold.
     """
+    if output is not None:
+        _require_page(output)
     found = certificate(run, replays=replays, tell=lambda text: click.echo(text, err=True))
     text, record = "\n".join(page(found)) + "\n", json.dumps(attrs.asdict(found), indent=1) + "\n"
     if output is not None:
@@ -38,7 +41,19 @@ def certify_command(run: Path, output: Path | None, replays: bool, as_json: bool
     else:
         click.echo(f"{output}: {summary(found)}")
     if any(claim.verdict == "not held" for claim in found.claims):
-        raise SystemExit(NOT_HELD)
+        click.get_current_context().exit(NOT_HELD)
+
+
+def _require_page(output: Path) -> None:
+    """ConfigError where no page can be written beside its JSON."""
+    record, expected = (
+        output.with_suffix(".json") if output.name else output,
+        "a file of another suffix than .json, such as certificate.md",
+    )
+    if not output.name or output.suffix == ".json":
+        raise ConfigError([Problem(path="--output", found=str(output), expected=expected)])
+    if folders := [path for path in (output, record) if path.is_dir()]:
+        raise ConfigError([Problem(path="--output", found=f"{folders[0]}, a folder", expected="the name of a file")])
 
 
 def summary(found: Certificate) -> str:

@@ -6,9 +6,9 @@ from typing import Any
 from rlcore.reading import read_json
 from rlcore_bundles.certificate.claims import Judgement, held, missing
 from rlcore_bundles.certificate.run_claims import recipe_of, trained_steps
+from rlcore_bundles.header import HEADER
 from rlcore_bundles.receipts.observer import is_drawn
 from rlcore_bundles.receipts.record import REFITS, STEPS, described_refit, read_lines
-from rlcore_bundles.storage import HEADER
 
 FOLDER = "receipts"
 ABSENT = "the run has no [receipts]"

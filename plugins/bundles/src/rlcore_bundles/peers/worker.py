@@ -30,8 +30,11 @@ def answer(folder: Path) -> dict[str, Any]:
     """Call the adapter; return what answer.json holds."""
     request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
     register_packages(request["packages"])
-    import torch
-    from safetensors.torch import load_file, save_file
+    try:
+        import torch
+        from safetensors.torch import load_file, save_file
+    except ModuleNotFoundError as error:
+        return {"missing": error.name, "text": str(error)}
 
     from rlcore_bundles.peers.contract import PeerError, Setup
 
