@@ -128,7 +128,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda folder: (folder / "texts.json").unlink(), "texts.json: found no such file"),
     "newer": (_header(format=2), "found format 2; expected 1. Install a newer"),
     "no format": (_header(format=None), "found format None"),
-    "no files": (_header(files=[]), "found no list of files"),
+    "no files": (_header(files=[]), "bundle.json.files: found an array of 0"),
     "outside": (_outside, "'../texts.json'"),
     "no header": (lambda folder: (folder / "bundle.json").unlink(), "found no bundle.json"),
     "no JSON": (lambda folder: (folder / "bundle.json").write_text("{"), "found no JSON"),

@@ -78,6 +78,11 @@ def test_another_way_to_compute_the_step_differs_by_rounding_alone(
     assert {row.verdict for row in skipped} == {"not compared"}
 
 
+def test_weights_of_another_dtype_are_not_compared(recorded: Bundle) -> None:
+    rows = {row.quantity: row.verdict for row in replay(recorded, ["model.dtype=bfloat16"]).rows}
+    assert rows["weights after the step"] == "not compared"
+
+
 def _samples(bundle: Bundle, **changes: Any) -> Bundle:
     return evolve(bundle, sampled=evolve(bundle.sampled, **changes))
 

@@ -87,6 +87,7 @@ def test_a_recipes_model_is_on_the_hub_or_written_by_a_documented_command(
 def run_names(text: str) -> Iterator[str]:
     """The names of the runs that recipes and commands of a text make."""
     yield from re.findall(r"\brun\.name=([\w-]+)", text)
+    yield from re.findall(r'^train\("([\w-]+)"', text, re.MULTILINE)  # a page's own function
     for block in re.findall(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         yield from [name] if (name := tomllib.loads(block).get("run", {}).get("name")) else []
 

@@ -13,6 +13,7 @@ from rlcore.spi import ConfigError, Problem
 from rlcore_bundles.bisecting import bisect
 from rlcore_bundles.bundle import Bundle
 from rlcore_bundles.header import HEADER
+from rlcore_bundles.interpreters import executable
 from rlcore_bundles.json_output import json_text
 from rlcore_bundles.recording import record
 from rlcore_bundles.run_difference import run_difference
@@ -49,6 +50,7 @@ def bisect_command(
     def tell(text: str) -> None:
         click.echo(text, err=True)
 
+    pythons = [Path(executable(python)) for python in pythons]
     with _bundles(good, bad, step, tell) as pair:
         found = None if pair is None else bisect(*pair, pythons, most=replays, trusts=trusts, tell=tell)
     if found is None:

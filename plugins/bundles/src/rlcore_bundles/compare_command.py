@@ -64,7 +64,7 @@ def compare_command(
     dump: Path | None,
     as_json: bool,
 ) -> None:
-    """Compute a bundle's step by another framework's own code, and name the convention behind each difference.
+    """Compute a bundle's step by another framework's code, and name the conventions that differ.
 
     OPTION=VALUE changes an option of rlcore's algorithm, such as advantage_epsilon=1e-4. The exit code is 1 where a term
     differs and no convention explains it, and where nothing can be compared.

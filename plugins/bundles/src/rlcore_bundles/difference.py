@@ -247,6 +247,8 @@ def _digest_row(recorded: Bundle, own: Bundle, whole: bool, rounded: bool) -> Ro
         return Row(quantity=name, verdict="not compared", reason="the bundle has no digests of them")
     if not whole:
         return Row(quantity=name, verdict="not compared", reason="the optimizer's state is not in the bundle")
+    if not own.digests_after:
+        return Row(quantity=name, verdict="not compared", reason="weights of another dtype have other digests")
     other = [one for one, digest in recorded.digests_after.items() if own.digests_after.get(one) != digest]
     count = len(recorded.digests_after)
     if not other:

@@ -23,9 +23,9 @@ NOT_HELD = 1
 @click.option("--replay", "replays", is_flag=True, help="Compute the run's bundles again.")
 @click.option("--json", "as_json", is_flag=True, help="Print the certificate as JSON.")
 def certify_command(run: Path, output: Path | None, replays: bool, as_json: bool) -> None:
-    """Write one page: which proofs RUN, a run directory, holds.
+    """Write one page: which proofs a run holds.
 
-    It reads the directory alone. The exit code is 1 where a claim does not hold.
+    It reads the directory RUN alone. The exit code is 1 where a claim does not hold.
     """
     if output is not None:
         _require_page(output)
