@@ -1,4 +1,4 @@
-"""What each trainer, and a run on Ray, brings to a bundle: norms of gradients, digests of refits."""
+"""Parts of a bundle that each trainer, and a run on Ray, brings: norms of gradients, digests of refits."""
 
 import math
 from collections.abc import Callable

@@ -18,7 +18,7 @@ METRICS = ("clip_fraction", "kl")
 
 
 def peer_terms(side: OwnSide) -> PeerTerms:
-    """What a framework would return that computes as a side does."""
+    """Return the answer of a framework that computes as a side does."""
     own = Terms(side)
     numbers = {name: own.numbers(name) for name in own.names}
     found = as_dtype(side, torch.float64)

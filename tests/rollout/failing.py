@@ -87,12 +87,12 @@ class Step:
     """float32 [N]: of each sample's last token, as GRPO trains on it."""
 
     def faults(self) -> list[Entry]:
-        """What did not end by the policy alone."""
+        """The episodes that did not end by the policy alone."""
         return [one for one in self.entries if one.reason]
 
 
 def step_of(collected: CollectedRollouts) -> Step:
-    """What GRPO makes of samples, and their ledger."""
+    """The training batch that GRPO makes of samples, and their ledger."""
     context = AlgorithmContext(
         seed=0,
         samples_per_prompt=4,

@@ -230,7 +230,7 @@ def test_groups_that_are_replaced_are_counted_as_asked_again(run: Run, flaky: Re
 def test_groups_that_are_too_old_are_counted_as_dropped(
     run: Run, registry_with: Callable[..., Registry], tmp_path: Path
 ) -> None:
-    """Those of their episodes that had ended."""
+    """The episodes of theirs that had ended."""
     registry = registry_with(environment=Slow)
     run(*ahead(0), *SLOW, "async.on_stale=drop", "async.extra_prompts=4", registry=registry, progress=CountsSteps())
     metrics = [json.loads(line) for line in (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()]

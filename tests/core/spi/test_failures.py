@@ -1,4 +1,4 @@
-"""How errors fail an episode: by the block that they leave, by their cause, or by their class."""
+"""Kinds of failure by errors: by the block that they leave, by their cause, or by their class."""
 
 import asyncio
 

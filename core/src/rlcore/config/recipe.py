@@ -131,7 +131,7 @@ class RolloutConfig:
     """Most seconds for an episode, from the first request for the step's samples, so waiting for other samples counts. A slower
     one is masked, and counted as `environment/timed_out` and `environment/failed`. None is no bound."""
     on_environment_error: Literal["error", "mask"] = "error"
-    """What follows on an error of the environment. "error": end the run. "mask": mask the sample (`environment/failed`); in an
+    """The handling of an error of the environment. "error": end the run. "mask": mask the sample (`environment/failed`); in an
     evaluation it counts as unsolved (`eval/failed`). A failure that the environment returns is masked in either case."""
     max_failed_fraction: Share = 0.5
     """The largest share of failed samples; above it the run ends with the reason. It is a share of an evaluation's or a step's

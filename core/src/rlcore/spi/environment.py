@@ -122,7 +122,7 @@ class ResetResult:
 
 @frozen(kw_only=True)
 class EpisodeFailure:
-    """How an episode ended, where not by an answer of the policy that could be judged."""
+    """The end of an episode other than by an answer of the policy that could be judged."""
 
     kind: FailureKind
     reason: str = ""

@@ -56,14 +56,14 @@ class Rows:
 
 @frozen(kw_only=True, eq=False)
 class ComparedBatch:
-    """What both sides of a comparison compute from."""
+    """The input of both sides of a comparison."""
 
     own: OwnSide
     setup: Setup
     sample_rows: Rows | None = None
     update_rows: Rows | None = None
     reasons: Mapping[str, str]
-    """Why "advantages" or "loss" cannot be compared."""
+    """The reasons why "advantages" or "loss" cannot be compared."""
     notes: Sequence[str] = ()
 
 
@@ -156,7 +156,7 @@ def _problems(bundle: Bundle, number: int | None) -> Iterator[Problem]:
 
 
 def _no_advantages(bundle: Bundle) -> str:
-    """Why the advantages cannot be computed from one reward a sample; "" where they can."""
+    """The reason why the advantages cannot be computed from one reward a sample; "" where they can."""
     options = bundle.updates[0].loss_config
     sampled, trained = bundle.sampled, bundle.trained
     if "advantage_baseline" not in options:
@@ -175,7 +175,7 @@ def _no_advantages(bundle: Bundle) -> str:
 
 
 def _no_loss(update: RecordedUpdate) -> str:
-    """Why the loss cannot be computed from the bundle; "" where it can."""
+    """The reason why the loss cannot be computed from the bundle; "" where it can."""
     options = update.loss_config
     if update.logprobs is None:
         return "the bundle has no log-probabilities of the policy; a trainer with the capability step_logprobs records them"

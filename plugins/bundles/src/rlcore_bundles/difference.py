@@ -100,7 +100,7 @@ def first_difference(rows: Sequence[Row]) -> Row | None:
 
 
 def _bound(unperturbed: _Values | None, perturbed: Sequence[AnyArray]) -> float:
-    """How far rounding moves the numbers of a quantity."""
+    """The distance by which rounding moves the numbers of a quantity."""
     if unperturbed is None:
         return 0.0
     before = unperturbed.numbers.astype(np.float64)

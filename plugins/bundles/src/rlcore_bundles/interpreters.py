@@ -17,7 +17,7 @@ class Ran:
 
     exit_code: int
     output: str
-    """What it printed, and its errors."""
+    """Standard output and standard error."""
 
     def last_lines(self, count: int) -> str:
         """The end of its output."""

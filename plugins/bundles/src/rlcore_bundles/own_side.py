@@ -28,8 +28,8 @@ LOSS = "rlcore_torchkit.rl.policy_gradient:policy_gradient_loss"
 
 @frozen(kw_only=True, eq=False)
 class OwnSide:
-    """What rlcore computes from a batch. `options` are those of the algorithm; the other fields are conventions that no option
-    of rlcore's has, each at rlcore's own by default."""
+    """The values that rlcore computes from a batch. `options` are those of the algorithm; the other fields are conventions
+    that no option of rlcore's has, each at rlcore's own by default."""
 
     samples: Samples | None
     recorded: Tensor | None = None
@@ -39,23 +39,23 @@ class OwnSide:
     std_correction: int = 1
     """Subtracted from the number of values that a standard deviation is of."""
     keeps_lone_reward: bool = False
-    """Whether the only sample of a group has its reward as advantage, in place of 0."""
+    """True where the only sample of a group has its reward as advantage, in place of 0."""
     whitens_in_root: bool = False
-    """Whether whitening divides by the root of the variance plus epsilon, in place of the deviation plus epsilon."""
+    """True where whitening divides by the root of the variance plus epsilon, in place of the deviation plus epsilon."""
     current_is_previous: bool = False
-    """Whether the ratio is 1: the policy's own log-probabilities, as a constant, are its denominator."""
+    """True where the ratio is 1: the policy's own log-probabilities, as a constant, are its denominator."""
     max_log_ratio: float = MAX_LOG_RATIO
     """Bound of the log ratio, from above; rlcore's is 20."""
     kl_is_bounded: bool = True
-    """Whether a KL estimate is clamped, its argument to 20 and its value to 10."""
+    """True where a KL estimate is clamped, its argument to 20 and its value to 10."""
     masks_truncated: bool = False
-    """Whether truncated samples have no loss."""
+    """True where truncated samples have no loss."""
     counts_masked_sequences: bool = False
-    """Whether sequences without a loss token count in means over sequences."""
+    """True where sequences without a loss token count in means over sequences."""
     counts_step_tokens: bool = False
-    """Whether a mean over tokens divides by those of the step over its updates, in place of the update's own."""
+    """True where a mean over tokens divides by those of the step over its updates, in place of the update's own."""
     entropy_by_token: bool = False
-    """Whether the entropy bonus is a mean over tokens whatever the mean of the loss is."""
+    """True where the entropy bonus is a mean over tokens whatever the mean of the loss is."""
     probability_bound: float = inf
     """Greatest change of a token's probability since the generator's, in the direction of its advantage, at which it trains."""
     generator_weight: float = 0.0
@@ -63,9 +63,9 @@ class OwnSide:
     weight_factor: float = 1.0
     """A constant factor of the loss."""
     metrics_by_sequence: bool = False
-    """Whether a metric is a mean over sequences, in place of that over tokens."""
+    """True where a metric is a mean over sequences, in place of that over tokens."""
     kl_metric_as_loss: bool = False
-    """Whether the reported KL divergence has the mean of the loss, in place of that over tokens."""
+    """True where the reported KL divergence has the mean of the loss, in place of that over tokens."""
 
     def with_options(self, **options: Any) -> "OwnSide":
         """This side with other options; advantages are computed where one of theirs is among them."""

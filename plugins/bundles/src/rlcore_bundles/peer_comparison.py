@@ -27,14 +27,14 @@ QUANTILE = 0.9
 
 @frozen(kw_only=True, eq=False)
 class PeerTerms:
-    """What another framework computed from a batch."""
+    """The values that another framework computed from a batch."""
 
     terms: Mapping[str, AnyArray]
     """float32 by term, at loss tokens."""
     wide: Mapping[str, AnyArray]
     """float64 by term, at loss tokens."""
     metrics: Mapping[str, float] = field(factory=dict)
-    """By the framework's names."""
+    """Metrics by the framework's names."""
     metric_names: Mapping[str, str] = field(factory=dict)
     """rlcore's names of those that have one."""
 
@@ -44,7 +44,7 @@ class TermRow(Row):
     """The comparison of one term."""
 
     conventions: Sequence[str] = ()
-    """What explains the difference: conventions of earlier terms, too."""
+    """The conventions that explain the difference, those of earlier terms too."""
 
     @property
     def is_explained(self) -> bool:
@@ -229,7 +229,7 @@ class _Comparison:
         )
 
     def _fits(self, ours: Ours, chosen: Sequence[Convention], theirs: _Numbers) -> float | None:
-        """What is left of the difference under some conventions; None where it is more than rounding."""
+        """The rest of the difference under some conventions; None where it is more than rounding."""
         found = ours(_changed(self._batch.own, chosen))
         if found is None or len(found.values) != len(theirs.values):
             return None
@@ -279,7 +279,7 @@ def _differences(ours: _Numbers, theirs: _Numbers) -> tuple[Float64Array, Float6
 
 
 def _roundings(ours: _Numbers, theirs: _Numbers) -> Float64Array:
-    """How far the roundings of both sides move each number."""
+    """The distance by which the roundings of both sides move each number."""
     rounding = ours.rounding + theirs.rounding
     usual = float(np.quantile(rounding, QUANTILE)) if len(rounding) else 0.0
     return FACTOR * (rounding + usual)

@@ -47,7 +47,7 @@ class Dump:
     advantages: NDArray[np.float64] | None
     """float64 [N] that the framework wrote; None where it writes none."""
     missing: Sequence[str]
-    """What a comparison reads and the dump does not hold."""
+    """The parts of a comparison that the dump does not hold."""
     notes: Sequence[str] = ()
 
 

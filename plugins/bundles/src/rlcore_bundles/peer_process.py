@@ -37,7 +37,7 @@ SHOWN = 12
 
 @frozen(kw_only=True, eq=False)
 class Called:
-    """What an adapter returned."""
+    """The answer of an adapter."""
 
     version: str
     functions: list[str]
@@ -45,7 +45,7 @@ class Called:
     unmapped: list[str]
     terms: PeerTerms
     reasons: Mapping[str, str]
-    """Why "advantages" or "loss" is missing."""
+    """The reasons why "advantages" or "loss" is missing."""
     failures: Mapping[str, str]
     """Errors of the framework's code."""
 
@@ -162,5 +162,5 @@ def _require_answer(name: str, found: Mapping[str, Any], python: str, function: 
 
 
 def as_record(called: Called) -> dict[str, Any]:
-    """What `--json` prints of the framework."""
+    """The framework's part of the JSON output."""
     return {name: value for name, value in attrs.asdict(called, recurse=False).items() if name != "terms"}

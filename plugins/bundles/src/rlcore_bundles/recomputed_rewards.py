@@ -42,7 +42,7 @@ class Rewards:
         return np.where(self.samples.failed, np.float32(np.nan), self.samples.rewards).astype(np.float32)
 
     def remark(self, number: int) -> str:
-        """Why a sample's episode went wrong, in brackets; "" where it did not."""
+        """Return the reason why a sample's episode failed, in brackets; "" where it did not."""
         return f" (the environment failed: {self.failures[number]})" if number in self.failures else ""
 
 

@@ -26,7 +26,7 @@ class Side:
 
     bundle: Bundle
     settings: Mapping[str, Any]
-    """As `trainer_settings`, with the model."""
+    """Return `trainer_settings` with the model."""
     start: Start
 
     @classmethod
@@ -63,7 +63,7 @@ class Swaps:
     most: int = MOST_REPLAYS
     """The most replays."""
     done: list[str] = field(factory=list)
-    """What each replay did."""
+    """A line for each replay."""
 
     def count(self, what: str) -> None:
         """Note a replay. OutOfReplaysError where none is left."""

@@ -25,8 +25,8 @@ from rlcore_bundles.rows import Row
 from rlcore_bundles.storage import read_bundle, write_bundle
 
 Probe: TypeAlias = Literal["", "attention kernel", "dtype of the head"]
-"""What a replay computes otherwise than the trainer would: nothing; attention by torch's plain kernel; or the product with the
-head in float32."""
+"""The part that a replay computes in another way than the trainer would: nothing; attention by torch's plain kernel; or the
+product with the head in float32."""
 
 EXPECTED = "an interpreter with rlcore-bundles and a trainer"
 LOGPROBS = "logprobs.float32"
@@ -152,7 +152,7 @@ def _computed_by(python: Path, bundle: Bundle, settings: Mapping[str, Any], star
 
 
 def _read(folder: Path) -> Computed:
-    """What another interpreter wrote."""
+    """Read the answer of another interpreter."""
     said = json.loads((folder / "answer.json").read_text())
     if "error" in said:
         raise WorkerError(said["error"])

@@ -12,7 +12,7 @@ from rlcore_bundles.rows import Row, place_of
 from rlcore_bundles.storage import MODEL
 
 Kind: TypeAlias = Literal["setting", "package", "file", "not in the recipe", "inputs", "none"]
-"""Where the component is: a key of the recipe; another version of a package; a file that has changed; in nothing that the
+"""The place of the component: a key of the recipe; another version of a package; a file that has changed; in nothing that the
 recipe names; in what the step begins with; or nowhere."""
 
 
@@ -39,17 +39,17 @@ class Bisection:
     is_complete: bool = True
     """False where no replay was left to say which of the components it is."""
     lines: Sequence[str] = ()
-    """What to change: a key with its values, a package with its versions, or a file."""
+    """The change to make: a key with its values, a package with its versions, or a file."""
     others: Sequence[str] = ()
     """Everything that differs between the two: keys of the recipes, and versions."""
     replays: Sequence[str] = ()
-    """What each replay did."""
+    """A line for each replay."""
     remark: str = ""
 
 
 @frozen(kw_only=True, eq=False)
 class Evidence:
-    """What is known of two bundles before a search."""
+    """The facts about two bundles before a search."""
 
     changes: Sequence[str]
     """Keys and versions that differ."""
@@ -58,7 +58,7 @@ class Evidence:
     of_generator: Sequence[str]
     """Keys of the generator, of refits and of asynchrony that differ: no replay swaps them."""
     done: Sequence[str]
-    """What each replay did, which grows."""
+    """A line for each replay; it grows."""
 
     def found(
         self,

@@ -37,7 +37,7 @@ class Adapters:
     """Name to (O, I) of the layers that have one."""
     layout: ParallelLayout | None
     dtype: torch.dtype
-    """What the layers compute in."""
+    """The dtype that the layers compute in."""
     pads_between: bool
     """True where layers may see padding between a microbatch's tokens, as where each sequence has a row of its own."""
     begun: Mapping[str, Tensor] | None = field(default=None, init=False)

@@ -1,4 +1,4 @@
-"""How an episode of NeMo Gym ended, by its agent server's reply."""
+"""The end of an episode of NeMo Gym, by its agent server's reply."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -127,7 +127,7 @@ def _timeline(spans: Sequence[Span]) -> list[dict[str, Any]]:
 
 
 def _failures(directory: Path) -> dict[str, Any] | None:
-    """How the run's episodes ended, with MAX_REASONS reasons; None where it has no such file."""
+    """Return the ends of the run's episodes, with MAX_REASONS reasons; None where it has no such file."""
     ledger = read_ledger(directory)
     if ledger is None:
         return None

@@ -34,7 +34,7 @@ class Entry:
     weight: float | None = None
     """The sum of |advantage| over their loss tokens; None where it is unknown."""
     rows: Mapping[str, int]
-    """How many of them are of each row."""
+    """The number of them by row."""
 
 
 @frozen(kw_only=True)
@@ -96,9 +96,9 @@ class FailureLedger:
 
     num_steps: int
     kinds: Mapping[str, Sums]
-    """In the order of KINDS; those that occur."""
+    """The kinds that occur, in the order of KINDS."""
     reasons: Mapping[tuple[str, str, str], Sums]
-    """By kind, outcome and reason, the most frequent ones first."""
+    """Entries by kind, outcome and reason, the most frequent ones first."""
 
     @property
     def mean_reward(self) -> float | None:

@@ -25,7 +25,7 @@ class RewardOutput:
     success: bool | None = None
     """None where it does not say."""
     failure: EpisodeFailure | None = None
-    """How the episode ended, where the function says that."""
+    """The end of the episode, where the function says that."""
 
 
 @frozen(kw_only=True)

@@ -155,7 +155,7 @@ class Episode:
     """The components of the rewards, each summed over its turns."""
     timed_out: bool = False
     failure: EpisodeFailure | None = None
-    """How it ended, where an environment, an error or the time of an episode says so."""
+    """The end of the episode, where an environment, an error or the time of an episode says so."""
     success: bool = False
     text: str = ""
     """The text of all the policy's turns."""

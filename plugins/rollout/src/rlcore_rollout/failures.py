@@ -21,7 +21,7 @@ from rlcore_rollout.environment_results import first_line
 from rlcore_rollout.rollout_table import advantages_of
 
 Outcome: TypeAlias = Literal["trained", "masked", "asked again", "dropped"]
-"""What became of an episode: its reward counted; it was left out of the loss and of its group's statistics; another took its
+"""The outcome of an episode: its reward counted; it was left out of the loss and of its group's statistics; another took its
 place; or its group was too old for any step."""
 FILE = "failures.jsonl"
 MAX_ENTRIES, MAX_ROWS = 32, 8
@@ -38,12 +38,12 @@ class LeftOut:
     row: int | None
     """The number of the row; None where it is unknown."""
     endings: Sequence[EpisodeFailure | None]
-    """How each ended; None where by the policy."""
+    """The end of each episode; None where by the policy."""
 
 
 @frozen(kw_only=True)
 class StepEndings:
-    """What a step's samples do not tell of its episodes."""
+    """Facts about a step's episodes that its samples do not hold."""
 
     rows: Sequence[str] = ()
     """[G]: the name of each group's row; "" where it is unknown."""
@@ -69,7 +69,7 @@ class Entry:
     """The sum of |advantage| over their loss tokens; None where the algorithm has no advantages, or trains on other sequences
     than were sampled."""
     rows: dict[str, int] = field(factory=dict)
-    """How many of them are of each row."""
+    """The number of them by row."""
 
     def add(self, other: "Entry") -> None:
         """Count the episodes of another entry."""

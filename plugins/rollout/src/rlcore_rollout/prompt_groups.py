@@ -57,7 +57,7 @@ class PromptGroups(GroupWork[EpisodeGroup]):
         """Groups whose prompts are to be encoded, with their rows."""
 
     def failed_before(self, number: int) -> Failure | None:  # noqa: ARG002 - a replay knows
-        """How a group's environment is to fail as it begins; None where it is asked."""
+        """Return how a group's environment is to fail as it begins; None where it is asked."""
         return None
 
     def new_group(self, number: int) -> EpisodeGroup:

@@ -62,7 +62,7 @@ class RolloutSource(Source):
         """True where a replay has been what the recorded run was."""
         self._record: StepRecord | None = None
         self.endings = StepEndings()
-        """How the last step's episodes ended."""
+        """The ends of the last step's episodes."""
         self._run = self._run_at(self._position(0))
         self._version_of_step: dict[int, int] = {}
         """The weights that each of the last steps began with."""

@@ -33,7 +33,7 @@ class LostRecord:
     in_turn: bool = False
     """True where it was lost while it said its last turn."""
     kind: FailureKind = "environment"
-    """How it failed."""
+    """The failure."""
 
 
 @frozen(kw_only=True)
@@ -70,7 +70,7 @@ class GroupRecord:
 
     @property
     def failed(self) -> LostRecord | None:
-        """How its environment could not begin; None where it could."""
+        """The failure of the environment to begin; None where it began."""
         lost = None if not self.samples or self.samples[0].turns else self.samples[0].lost
         return None if lost is None or lost.timed_out else lost
 

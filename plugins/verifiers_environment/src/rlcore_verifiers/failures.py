@@ -1,4 +1,4 @@
-"""How a rollout of `verifiers` ended, by its output."""
+"""The end of a rollout of `verifiers`, by its output."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ KINDS: Mapping[str, FailureKind] = {
     ),
     "OverlongPromptError": "limit",
 }
-"""By the name of an error (verifiers 0.2.1, errors.py). Any other is the environment's."""
+"""Kinds by the name of an error (verifiers 0.2.1, errors.py). Any other is the environment's."""
 
 
 def error_kind(error: Mapping[str, Any]) -> FailureKind:

@@ -96,7 +96,7 @@ class Peer:
     metric_names: Mapping[str, str] = field(default_factory=dict)
     """rlcore's metric of each of the framework's that has a counterpart."""
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """Why `advantages` or `loss` is None."""
+    """The reasons why `advantages` or `loss` is None."""
 
 
 class Adapter:

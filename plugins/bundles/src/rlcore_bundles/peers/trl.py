@@ -258,7 +258,7 @@ class Trl(Adapter):
         )
 
     def _scored(self, trainer: Any, mask: Tensor, truncated: Tensor, generation: Tensor | None) -> dict[str, Any]:
-        """What TRL makes of given answers before their loss."""
+        """The batch that TRL makes of given answers before their loss."""
         lengths = [max(1, int(one.nonzero().max()) + 1 if one.any() else 1) for one in mask]
         ids = [
             [OTHER] * (length - 1) + [OTHER if cut else END] for length, cut in zip(lengths, truncated.tolist(), strict=True)

@@ -25,8 +25,8 @@ class ReceiptsConfig:
     """Greatest mean distance in nats of the trainer's or the generator's log-probabilities from those that are computed again.
     None is 1e-4 for a model in float32, and 0.05 for another dtype."""
     on_excess: Literal["warn", "error"] = "warn"
-    """What follows a difference beyond that bound, or a refit of another tensor than the trainer's: a note that names the cause
-    ("warn"), or the end of the run ("error")."""
+    """The action on a difference beyond that bound, or a refit of another tensor than the trainer's: a note that names the
+    cause ("warn"), or the end of the run ("error")."""
     num_threads: Positive = 2
     """Threads of the process that computes."""
     max_waiting: Count = 1

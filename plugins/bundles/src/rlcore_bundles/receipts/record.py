@@ -1,4 +1,4 @@
-"""What a run with receipts writes down of each step and each refit, one JSON object a line.
+"""The record of each step and each refit of a run with receipts, one JSON object a line.
 
 steps.jsonl   step, weight_version, num_tokens, and the tokens of each version of the weights that sampled them
 refits.jsonl  version, num_tensors, and a SHA-256 over the names and digests that the generator has acknowledged

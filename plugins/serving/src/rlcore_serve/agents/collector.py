@@ -126,7 +126,7 @@ class AgentCollector(EpisodeCollector):
 
 
 def _ending(episode: AgentEpisode) -> spi.EpisodeFailure | None:
-    """How an episode ended; at a limit also where the last answer was cut off and nobody says more."""
+    """Return how an episode ended; at a limit also where the last answer was cut off and nobody says more."""
     is_cut = bool(episode.segments) and episode.segments[-1].finish_reason is spi.FinishReason.LENGTH
     return episode.failure or (_CUT if is_cut else None)
 

@@ -64,7 +64,7 @@ class AgentBackend:
             except Exception as error:
                 raised = f"raised {type(error).__name__}{place_in(self._function, error)}: {error}"
                 with fails_as(failure_kind(error)):
-                    raise RewardError(f"the agent {raised}")  # noqa: B904 - what has a cause is told by its type alone
+                    raise RewardError(f"the agent {raised}")  # noqa: B904 - an error with a cause shows its type alone
             finally:
                 await client.close()
         return episode_result(said, self._config.success_reward)

@@ -25,7 +25,7 @@ class AgentEpisode:
     result: EpisodeResult | None = None
     """None while it runs, and where its sample is masked."""
     failure: EpisodeFailure | None = None
-    """How it ended; None where by the policy."""
+    """The end of the episode; None where by the policy."""
     segments: list[Segment] = field(factory=list)
     """Its sampled segments, once it has ended."""
     ended: bool = False

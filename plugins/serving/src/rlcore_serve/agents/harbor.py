@@ -24,8 +24,8 @@ KINDS: Mapping[str, FailureKind] = {
         "environment",
     ),
 }
-"""By the name of the exception (harbor 0.26, models/trial/error_policy.py). Any other, such as SandboxBuildFailedError, is one
-of the infrastructure."""
+"""Kinds by the name of the exception (harbor 0.26, models/trial/error_policy.py). Any other, such as
+SandboxBuildFailedError, is one of the infrastructure."""
 TIMEOUT = "AgentTimeoutError"
 """The agent's time was over: its reward is that of whatever it had done by then."""
 
