@@ -243,6 +243,17 @@ def test_the_state_of_another_trainer_is_left_out(recorded: Bundle) -> None:
     assert {row.verdict for row in found.rows if row.quantity.startswith("update 2:")} == {"not compared"}
 
 
+def test_rounding_is_measured_beside_a_state_that_is_not_of_safetensors(recipe_of: Callable[..., Any], tmp_path: Path) -> None:
+    """Megatron's holds the weights too, and would undo the changes from which rounding is measured."""
+    recipe = recipe_of(tmp_path, trainer={"name": "megatron"}, model={"dtype": "bfloat16"}, run={"num_steps": 2})
+    bundle = read_bundle(rlcore.train(recipe, progress="silent").path / "bundles" / "step-000002")
+    found = replay(bundle, ["trainer.name=megatron", "training.max_tokens_per_microbatch=24"])
+    assert first_difference(found.rows) is None, found.rows
+    assert {"update 1: gradient norm", "update 2: gradient norm"} <= {
+        row.quantity for row in found.rows if row.verdict == "rounding"
+    }
+
+
 @pytest.mark.parametrize("text", ["", "fsdp2:2", "fsdp2:ranks", "fsdp2:ranks=two", "fsdp2:ranks=0", ":ranks=2"])
 def test_a_layout_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as error:

@@ -17,6 +17,14 @@ def coarser(first: str, second: str) -> str:
     return max(first, second, key=UNITS.__getitem__)
 
 
+def measurable(start: Start) -> Start:
+    """The start from which rounding is measured: without a trainer's state that is in another format than safetensors, such as
+    Megatron's. The weights of such a state would replace the changed ones."""
+    if start.state is None or any(start.state.rglob("*.safetensors")):
+        return start
+    return evolve(start, state=None)
+
+
 def perturbed_start(start: Start, folder: Path, dtype: str, seed: int) -> Start:
     """A start whose weights differ by one unit of `dtype` each, up or down as the seed says; it is written to `folder`.
     ConfigError where the weights are no local directory."""

@@ -12,7 +12,7 @@ from rlcore_bundles.bundle import Bundle
 from rlcore_bundles.components import trainer_name
 from rlcore_bundles.difference import compare
 from rlcore_bundles.older_weights import older_starts, with_older_weights
-from rlcore_bundles.perturbed import coarser, perturbed_start
+from rlcore_bundles.perturbed import coarser, measurable, perturbed_start
 from rlcore_bundles.recomputed_rewards import Rewards, reason_to_skip, recomputed_rewards
 from rlcore_bundles.replaying import Replayed, Start, plan_of, replayed
 from rlcore_bundles.rows import Row
@@ -59,10 +59,16 @@ def computed(bundle: Bundle, plan: RunPlan, start: Start, *, skips_rewards: str 
     return Computed(replayed=replayed(bundle, plan, start, digests=wants), rewards=rewards, start=start)
 
 
+def unrounded(bundle: Bundle, start: Start, planned: Callable[[Start], RunPlan]) -> Replayed | None:
+    """The step from a measurable start; None where `start` is one."""
+    steady = measurable(start)
+    return None if steady == start else replayed(bundle, planned(steady), steady, digests=False)
+
+
 def rounded(bundle: Bundle, start: Start, dtype: str, number: int, planned: Callable[[Start], RunPlan]) -> Replayed:
-    """The step with each weight changed by one unit of a dtype, up or down as the number says."""
+    """The step from a measurable start with each weight changed by one unit of a dtype, up or down as the number says."""
     with tempfile.TemporaryDirectory() as folder:
-        moved = perturbed_start(start, Path(folder), dtype, number)
+        moved = perturbed_start(measurable(start), Path(folder), dtype, number)
         return replayed(bundle, planned(moved), moved, digests=False)
 
 
@@ -95,10 +101,14 @@ def replay(
     tell(f"replay of step {bundle.step} by {plan.chosen['trainer'].label} in {plan.model.dtype} on {plan.device}")
     made = computed(bundle, plan, start, skips_rewards="" if rewards else "the command leaves rewards out")
     again = with_older_weights(bundle, made.replayed, older_starts(bundle), overrides, tell)
-    others = []
+
+    def planned(moved: Start) -> RunPlan:
+        return plan_of(bundle, moved, overrides)
+
+    base, others = unrounded(bundle, made.start, planned), list[Replayed]()
     for number in range(1, NUM_PERTURBED + 1):
         tell(f"rounding {number} of {NUM_PERTURBED}: all weights changed by one unit")
         dtype = coarser(plan.model.dtype, bundle.environment["dtype"])
-        others.append(rounded(bundle, made.start, dtype, number, lambda moved: plan_of(bundle, moved, overrides)))
-    rows = compare(bundle, again, others, made.rewards, whole=made.start.is_whole(bundle))
+        others.append(rounded(bundle, made.start, dtype, number, planned))
+    rows = compare(bundle, again, others, made.rewards, whole=made.start.is_whole(bundle), unperturbed=base)
     return Replay(rows=rows, trainer=plan.chosen["trainer"].label, dtype=plan.model.dtype, device=plan.device, notes=plan.notes)

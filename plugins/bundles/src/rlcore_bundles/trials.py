@@ -19,7 +19,7 @@ from rlcore_bundles.components import START, nested
 from rlcore_bundles.difference import GENERATOR, compare
 from rlcore_bundles.interpreters import executable, run_python
 from rlcore_bundles.recomputed_rewards import Rewards
-from rlcore_bundles.replay import Computed, computed, rounded
+from rlcore_bundles.replay import Computed, computed, rounded, unrounded
 from rlcore_bundles.replaying import Replayed, Start, plan_of
 from rlcore_bundles.rows import Row
 from rlcore_bundles.storage import read_bundle, write_bundle
@@ -72,10 +72,11 @@ class Trials:
     """Called with what each replay does."""
     _perturbed: list[Replayed] = field(factory=list)
     _own: Replayed | None = None
-    """The replay with the bundle's own settings and weights."""
+    """The replay that rounding is measured against: with the bundle's own settings and weights."""
 
     def run_own(self, what: str, num_perturbed: int) -> Outcome:
         """Replay with the bundle's own settings, after replays with all weights changed by one unit, up or down."""
+        self._own = unrounded(self.bundle, self.start, self._planned)
         for number in range(1, num_perturbed + 1):
             self.count(f"{what}, with all weights changed by one unit")
             dtype = self.bundle.environment["dtype"]
