@@ -190,7 +190,7 @@ def test_later_turns_read_the_whole_conversation_and_share_one_budget(sampler) -
     assert (collected.num_generated + 2 * len(" more:") <= 30).all()
     np.testing.assert_array_equal(collected.reward_components["letters"], collected.rewards)
     assert collected.reward_components["last"].tolist() == [1.0] * 3
-    assert collected.environment_metrics == {"turn": 2.0}
+    assert collected.environment_metrics == {"turn": 2.0, "segments_per_episode": 1.0}
 
 
 def test_an_episode_ends_where_no_token_is_left_for_its_answer(sampler) -> None:

@@ -4,6 +4,7 @@ import torch
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, VALUES, ContractError, LossInputs, LossOutput
 from rlcore_ppo.config import PpoConfig
+from rlcore_torchkit.rl.episodes import EPISODE_TOKENS
 from rlcore_torchkit.rl.policy_gradient import (
     bound_importance_weight,
     clipped_objective,
@@ -47,7 +48,12 @@ def policy_loss(inputs: LossInputs, config: PpoConfig) -> LossOutput:
     if config.entropy_coefficient:
         per_token = per_token - config.entropy_coefficient * masked(inputs.entropy, inputs)
     weights = token_weights(
-        config.loss_normalisation, sequences=sequences, counts=inputs.counts, constant_length=None, dtype=current.dtype
+        config.loss_normalisation,
+        sequences=sequences,
+        counts=inputs.counts,
+        constant_length=None,
+        dtype=current.dtype,
+        episode_tokens=inputs.sequence_columns.get(EPISODE_TOKENS),
     )
     return LossOutput(loss=(per_token * weights).sum(), sums=sums, maxima=maxima)
 
