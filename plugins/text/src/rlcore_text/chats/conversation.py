@@ -8,6 +8,7 @@ from attrs import evolve, frozen
 
 from rlcore.run.data.text import History
 from rlcore.spi import DataError, Message, Tool
+from rlcore_text.chats.message_order import RESULTS
 from rlcore_text.chats.messages import ASSISTANT, read_message, role_of
 from rlcore_text.chats.tool_calls import THOUGHT
 
@@ -15,8 +16,6 @@ MARK = "\ue000rlcore\ue000"
 """Stands for the policy's turn where only what surrounds it is wanted: private-use characters, which no template looks for."""
 INSTRUCTIONS = ("system", "developer")
 """Roles of the messages that a conversation begins with."""
-RESULTS = ("tool", "ipython", "function")
-"""Roles of messages that continue the query before them; all others begin another one."""
 
 
 class RewritingTemplateError(DataError):
