@@ -48,7 +48,9 @@ BY_TOKEN |= {
 def cut(batch, random):
     """The batch with each sequence cut at some of the tokens that the policy did not say, and its episodes' numbers."""
     starts = set(batch.offsets[:-1].tolist())
-    places = [place for place in range(batch.num_tokens) if place in starts or not (batch.loss_mask[place] or random.random() < 0.4)]
+    places = [
+        place for place in range(batch.num_tokens) if place in starts or not (batch.loss_mask[place] or random.random() < 0.4)
+    ]
     owner = np.searchsorted(batch.offsets, places, side="right") - 1
     columns = {name: column[owner] for name, column in batch.sequence_columns.items()}
     return evolve(
@@ -86,7 +88,9 @@ def loss_of_episodes(batch, config, logprobs, entropy):
     """The loss in float64: a segment's ratios and masks are its own, and an episode's tokens share its weight."""
     reference = Reference(batch, config, logprobs)
     episodes = {}
-    for episode, (start, end) in zip(batch.sequence_columns[EPISODE_IDS].tolist(), itertools.pairwise(batch.offsets), strict=True):
+    for episode, (start, end) in zip(
+        batch.sequence_columns[EPISODE_IDS].tolist(), itertools.pairwise(batch.offsets), strict=True
+    ):
         piece = np.flatnonzero(batch.loss_mask[start:end]) + start
         if len(piece):
             episodes.setdefault(episode, []).append(reference.sequence(logprobs[piece], entropy[piece], piece))

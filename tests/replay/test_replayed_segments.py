@@ -52,9 +52,7 @@ def registry(registry_with: Callable[..., Registry], monkeypatch: pytest.MonkeyP
     """Fakes whose chat template shows the last two letters of an answer once a user has answered it."""
 
     def render(self: FakeTokenizer, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        shown = [
-            message["content"][-2:] if message["role"] == "assistant" else message["content"] for message in messages[:-1]
-        ]
+        shown = [message["content"][-2:] if message["role"] == "assistant" else message["content"] for message in messages[:-1]]
         contents = [*shown, *(message["content"] for message in messages[-1:])]
         return "".join(f"{message['role']}: {content}\n" for message, content in zip(messages, contents, strict=True))
 

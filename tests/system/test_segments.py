@@ -1,5 +1,5 @@
-"""Conversations on Qwen3's chat template, which strips earlier thoughts, trained for a step with the default of rollout.history:
-an environment of several turns and an agent over the session endpoint have the same segments."""
+"""Conversations on Qwen3's chat template, which strips earlier thoughts, trained for a step with the default of
+rollout.history: an environment of several turns and an agent over the session endpoint have the same segments."""
 
 import json
 from collections.abc import Sequence

@@ -227,9 +227,15 @@ def test_a_template_that_rewrites_answers_is_refused_or_begins_a_segment(session
 @pytest.mark.parametrize(
     ("messages", "found"),
     [
-        ((user("one?"), assistant("a"), assistant("b"), user("two?")), "message 2, the assistant's, right behind another answer"),
+        (
+            (user("one?"), assistant("a"), assistant("b"), user("two?")),
+            "message 2, the assistant's, right behind another answer",
+        ),
         ((user("one?"), {"role": "tool", "content": "3"}), "message 1, a tool's result, without a call before it"),
-        ((user("one?"), assistant("a"), {"role": "tool", "content": "3"}), "message 2, a tool's result, behind the assistant's"),
+        (
+            (user("one?"), assistant("a"), {"role": "tool", "content": "3"}),
+            "message 2, a tool's result, behind the assistant's",
+        ),
     ],
 )
 def test_a_history_that_contradicts_itself_is_refused(sessions: Sessions, messages: Any, found: str) -> None:

@@ -47,7 +47,10 @@ def test_an_order_that_agents_send_has_no_fault(messages: list[Message]) -> None
         ([USER, result("1")], "message 1, a tool's result, without a call before it; "),
         ([result()], "message 0, a tool's result, without a call before it; "),
         ([USER, result("1"), calls("1"), USER], "message 1, a tool's result, before message 2, which has its call; "),
-        ([USER, ANSWER, result("1")], "message 2, a tool's result, behind the assistant's message 1, which has no tool_calls; "),
+        (
+            [USER, ANSWER, result("1")],
+            "message 2, a tool's result, behind the assistant's message 1, which has no tool_calls; ",
+        ),
         ([USER, calls("1", "2"), result("3")], "message 2, the result of the call '3'; expected one of the calls of the "),
         ([USER, calls("1"), USER, result("1")], "message 3, a tool's result, without a call before it; "),
     ],

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol, TypeAlias
 
-import numpy as np
 from attrs import field, frozen
 
 from rlcore.spi.arrays import Float32Array, Int32Array, Int64Array

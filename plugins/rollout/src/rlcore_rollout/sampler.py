@@ -138,7 +138,19 @@ class StepSampler(ABC, Generic[GroupT]):
 
 
 _COLUMNS = (
-    *("length", "tokens", "logprobs", "versions", "valid", "truncated", "timed_out", "ending", "routed", "images", "ended_segments"),
+    *(
+        "length",
+        "tokens",
+        "logprobs",
+        "versions",
+        "valid",
+        "truncated",
+        "timed_out",
+        "ending",
+        "routed",
+        "images",
+        "ended_segments",
+    ),
     *("rewards", "reward_components", "success", "finish_reason", "text", "num_generated", "metrics"),
 )
 _OF_EPISODE = attrgetter(*_COLUMNS)
@@ -294,8 +306,8 @@ def _columns(groups: Sequence[EpisodeGroup]) -> dict[str, list[Any]]:
 
 
 def _segments(lengths: Sequence[int], ended: Sequence[Sequence[EndedSegment]]) -> tuple[Int64Array, Int64Array]:
-    """Return the episode of each of N sequences, int64 [N], and their offsets, int64 [N+1], given the tokens of each episode and
-    its segments but the last one."""
+    """Return the episode of each of N sequences, int64 [N], and their offsets, int64 [N+1]. `lengths` are the tokens of episodes,
+    `ended` their segments but the last one."""
     owner = np.repeat(np.arange(len(lengths)), [len(segments) + 1 for segments in ended])
     ends = [
         first + end

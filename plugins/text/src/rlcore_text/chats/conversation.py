@@ -67,9 +67,7 @@ class Conversation:
     def anew(self, messages: Sequence[Message], tokenizer: ChatRenderer) -> "Conversation":
         """Return a conversation that begins with all messages so far, the present turn and the environment's messages, as the
         template renders them now."""
-        return Conversation.begin(
-            [*self.messages, {"role": ASSISTANT, "content": self.turn}, *messages], tokenizer, self.tools
-        )
+        return Conversation.begin([*self.messages, {"role": ASSISTANT, "content": self.turn}, *messages], tokenizer, self.tools)
 
     def with_text(self, text: str) -> "Conversation":
         """Return the conversation with more text of the present turn."""

@@ -20,8 +20,8 @@ def order_fault(messages: Sequence[Message], *, num_known: int = 0, follows_answ
         if role == ASSISTANT:
             if number >= num_known and is_answered and (number == 0 or messages[number - 1]["role"] == ASSISTANT):
                 return (
-                    f"message {number}, the assistant's, right behind another answer; expected one message for each answer that "
-                    "was sampled, and a message between two answers"
+                    f"message {number}, the assistant's, right behind another answer; expected one message for each sampled "
+                    "answer, and a message between two answers"
                 )
             answer, number_of_answer, is_answered = message, number, True
         elif role in RESULTS and number >= num_known:
