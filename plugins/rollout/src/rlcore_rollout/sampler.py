@@ -306,7 +306,7 @@ def _columns(groups: Sequence[EpisodeGroup]) -> dict[str, list[Any]]:
 
 
 def _segments(lengths: Sequence[int], ended: Sequence[Sequence[EndedSegment]]) -> tuple[Int64Array, Int64Array]:
-    """Return the episode of each of N sequences, int64 [N], and their offsets, int64 [N+1]. `lengths` are the tokens of episodes,
+    """Return the episode of each of N sequences, int64 [N], and their offsets, int64 [N+1]. `lengths` are those of episodes,
     `ended` their segments but the last one."""
     owner = np.repeat(np.arange(len(lengths)), [len(segments) + 1 for segments in ended])
     ends = [
