@@ -4,7 +4,6 @@ import torch
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, VALUES, ContractError, LossInputs, LossOutput
 from rlcore_ppo.config import PpoConfig
-from rlcore_torchkit.rl.episodes import EPISODE_TOKENS
 from rlcore_torchkit.rl.policy_gradient import (
     bound_importance_weight,
     clipped_objective,
@@ -28,7 +27,7 @@ def policy_loss(inputs: LossInputs, config: PpoConfig) -> LossOutput:
     current = masked(inputs.logprobs, inputs)
     generation = masked(inputs.token_columns[GENERATION_LOGPROBS], inputs)
     previous = previous_logprobs(inputs, generation, config.previous_logprobs)
-    mean, sequences = MaskedMean(inputs.loss_mask, inputs.counts), Sequences(inputs.loss_mask, inputs.offsets)
+    mean, sequences = MaskedMean(inputs.loss_mask, inputs.counts), Sequences.of(inputs)
     objective = clipped_objective(
         current - previous,
         inputs.token_columns[ADVANTAGES],
@@ -48,12 +47,7 @@ def policy_loss(inputs: LossInputs, config: PpoConfig) -> LossOutput:
     if config.entropy_coefficient:
         per_token = per_token - config.entropy_coefficient * masked(inputs.entropy, inputs)
     weights = token_weights(
-        config.loss_normalisation,
-        sequences=sequences,
-        counts=inputs.counts,
-        constant_length=None,
-        dtype=current.dtype,
-        episode_tokens=inputs.sequence_columns.get(EPISODE_TOKENS),
+        config.loss_normalisation, sequences=sequences, counts=inputs.counts, constant_length=None, dtype=current.dtype
     )
     return LossOutput(loss=(per_token * weights).sum(), sums=sums, maxima=maxima)
 

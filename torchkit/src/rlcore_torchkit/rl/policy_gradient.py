@@ -32,7 +32,6 @@ from rlcore.spi import (
     LossOutput,
 )
 from rlcore_torchkit.rl.covariance import HIGH_COVARIANCE
-from rlcore_torchkit.rl.episodes import EPISODE_TOKENS
 from rlcore_torchkit.rl.loss_config import ImportanceBound, KlEstimator, KlGradient, LossConfig, Normalisation, RatioLevel
 from rlcore_torchkit.rl.sequences import MaskedMean, Sequences, masked
 
@@ -401,7 +400,6 @@ def token_weights(
     counts: GlobalCounts,
     constant_length: int | None,
     dtype: torch.dtype,
-    episode_tokens: Tensor | None = None,
 ) -> Tensor:
     """[T] of `dtype`: 0 outside the loss mask, and inside
 
@@ -410,7 +408,7 @@ def token_weights(
     - "constant": 1 / (`constant_length` · global episodes) (Dr.GRPO, arXiv:2503.20783, section 3.2); with a length of 1 and
       the ratio of whole sequences this is LUSPO's (arXiv:2602.05261).
 
-    An episode is a sequence, or several where `episode_tokens` [N] says how many tokens they have together (EPISODE_TOKENS).
+    An episode is a sequence, or several where `sequences.episode_tokens` says how many tokens they have together.
     The weights come from global counts and from whole episodes, so that the sum over microbatches depends neither on how they
     were cut nor on their order.
     """
@@ -420,7 +418,7 @@ def token_weights(
         case "token":
             return mask / max(counts.num_loss_tokens, 1)
         case "sequence":
-            num_tokens = sequences.num_tokens if episode_tokens is None else episode_tokens
+            num_tokens = sequences.num_tokens if sequences.episode_tokens is None else sequences.episode_tokens
             return mask / (sequences.spread(num_tokens.clamp(min=1)) * num_sequences)
         case "constant":
             assert constant_length is not None, "refused by check"
@@ -439,7 +437,7 @@ def policy_gradient_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
     current = masked(inputs.logprobs, inputs)
     generation = masked(inputs.token_columns[GENERATION_LOGPROBS], inputs)
     previous = previous_logprobs(inputs, generation, config.previous_logprobs)
-    sequences = Sequences(inputs.loss_mask, inputs.offsets)
+    sequences = Sequences.of(inputs)
     mean = MaskedMean(inputs.loss_mask, inputs.counts)
 
     correction = correction_of(inputs, config, current=current, previous=previous, generation=generation, sequences=sequences)
@@ -465,7 +463,6 @@ def policy_gradient_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
         counts=inputs.counts,
         constant_length=config.constant_length,
         dtype=current.dtype,
-        episode_tokens=inputs.sequence_columns.get(EPISODE_TOKENS),
     )
     maxima = {**objective.maxima(inputs.loss_mask), **correction.maxima}
     return LossOutput(loss=(per_token * weights).sum(), sums=sums, maxima=maxima)
