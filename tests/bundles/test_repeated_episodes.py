@@ -11,7 +11,7 @@ from attrs import evolve
 
 import rlcore
 from rlcore.run.execution.groups import InProcessGenerator
-from rlcore.spi import FinishReason, GenerateResult
+from rlcore.spi import EPISODE_IDS, FinishReason, GenerateResult
 from rlcore.spi.arrays import offsets_of
 from rlcore.spi.execution import Responses
 from rlcore_bundles.bundle import Bundle
@@ -80,20 +80,31 @@ def _scripted(self: InProcessGenerator, feed: Any, weight_version: int) -> None:
             first += len(found)
 
 
-@pytest.fixture(scope="module")
-def with_tools(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def _tool_bundle(folder: Path, template: str) -> Bundle:
     """A step of episodes of two turns: a call of a tool and an answer."""
-    folder = tmp_path_factory.mktemp("tools")
     recipe = _recipe(folder, {"name": "calculator", "calculator": {"call_reward": 0.25}})
     recipe["data"] = {"train": {"source": "environment"}}
-    recipe["model"]["chat_template"] = (
-        "{% for tool in tools or [] %}{{ tool['function']['name'] }}\n{% endfor %}" + CHAT_TEMPLATE
-    )
+    recipe["model"]["chat_template"] = "{% for tool in tools or [] %}{{ tool['function']['name'] }}\n{% endfor %}" + template
     recipe["rollout"] |= {"max_turns": 3, "tool_parser": "hermes"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InProcessGenerator, "stream", _scripted)
         run = rlcore.train(recipe, progress="silent")
     return read_bundle(run.path / "bundles" / "step-000001")
+
+
+@pytest.fixture(scope="module")
+def with_tools(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A step with a template that shows all messages as they were."""
+    return _tool_bundle(tmp_path_factory.mktemp("tools"), CHAT_TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def with_segments(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A step with a template that marks earlier calls, so that each turn is a segment of its own."""
+    shown = "{{ '(earlier) ' if message['role'] == 'assistant' and not loop.last }}{{ message['content'] }}"
+    template = CHAT_TEMPLATE.replace("{{ message['content'] }}", shown)
+    assert template != CHAT_TEMPLATE
+    return _tool_bundle(tmp_path_factory.mktemp("segments"), template)
 
 
 def _rows(bundle: Bundle) -> dict[str, Row]:
@@ -108,6 +119,18 @@ def test_turns_with_tools_get_their_rewards_again(with_tools: Bundle) -> None:
     names = ["prompt tokens", "reward", "reward/answer", "reward/call", "reward of a turn"]
     assert {name: rows[name].verdict for name in names} == dict.fromkeys(names, "equal")
     assert (rows["reward"].count, rows["reward of a turn"].count) == (4, 8)
+
+
+def test_segments_of_an_episode_are_recorded_and_repeated(with_segments: Bundle) -> None:
+    sampled = with_segments.sampled
+    assert sampled.turns is not None
+    assert sampled.batch.sequence_columns[EPISODE_IDS].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert np.diff(sampled.turns.offsets).tolist() == [2, 2, 2, 2]
+    assert [update.num_loss_sequences for update in with_segments.updates] == [4]
+    rows = _rows(with_segments)
+    names = ["prompt tokens", "reward", "reward/answer", "reward/call", "reward of a turn"]
+    assert {name: rows[name].verdict for name in names} == dict.fromkeys(names, "equal")
+    assert (rows["reward"].count, rows["reward of a turn"].count) == (8, 8)
 
 
 def test_another_result_of_a_tool_is_named_with_its_token(with_tools: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -313,15 +313,29 @@ FAULTS = (
     Fault(
         "groups are dealt out sample by sample",
         "rlcore_rollout.sampler",
-        "sequence_columns={spi.GROUP_IDS: np.repeat(np.arange(len(groups), dtype=np.int32), self.samples_per_prompt)},",
-        "sequence_columns={spi.GROUP_IDS: np.sort(np.arange(len(valid), dtype=np.int32) % 7 % len(groups))},",
+        "groups_of = np.repeat(np.arange(len(groups), dtype=np.int32), self.samples_per_prompt)",
+        "groups_of = np.sort(np.arange(len(valid), dtype=np.int32) % 7 % len(groups))",
         WITH_KL,
+    ),
+    Fault(
+        "each segment of an episode counts as one",
+        "rlcore.spi.batch",
+        "number = np.count_nonzero(counted) if episodes is None else len(np.unique(episodes[counted]))",
+        "number = np.count_nonzero(counted)",
+        "tests/grpo/test_segments.py::test_a_minibatch_counts_the_episodes_of_its_segments",
+    ),
+    Fault(
+        "a segment costs all of its tokens",
+        "rlcore_rollout.episode",
+        "max(len(tokens) - (self.length - self.segment_start), 0) if begins_segment else len(tokens)",
+        "len(tokens)",
+        "tests/rollout/test_conversations.py::test_what_a_segment_costs_is_what_it_is_longer",
     ),
     Fault(
         "a sample gets its neighbour's reward",
         "rlcore_rollout.sampler",
-        "rewards=np.where(valid, rewards, 0.0).astype(np.float32),",
-        "rewards=np.roll(np.where(valid, rewards, 0.0), 1).astype(np.float32),",
+        "rewards=rewards[owner],",
+        "rewards=np.roll(rewards, 1)[owner],",
         WITH_KL,
     ),
     Fault(
@@ -859,8 +873,8 @@ FAULTS = (
     Fault(
         "no episode was cut off",
         "rlcore_rollout.sampler",
-        "truncated=truncated,",
-        "truncated=np.zeros_like(truncated),",
+        "truncated=truncated[owner],",
+        "truncated=np.zeros_like(truncated)[owner],",
         PPO,
     ),
     Fault(
@@ -1120,8 +1134,8 @@ FAULTS = (
     Fault(
         "samples are trained on with each other's images",
         "rlcore_rollout.sampler",
-        'images=tuple(of["images"])',
-        'images=tuple(of["images"][::-1])',
+        'images=tuple(of["images"][number] for number in owner.tolist())',
+        'images=tuple(of["images"][-1 - number] for number in owner.tolist())',
         ANY_ORDER,
     ),
     Fault(

@@ -355,4 +355,4 @@ def test_a_run_trains_on_episodes_of_the_servers(gym: Gym, tmp_path: Path) -> No
     assert len({task["responses_create_params"]["metadata"]["rlcore_episode"] for task in gym.tasks}) == 4
     records = [json.loads(line) for line in (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()]
     (step,) = (record for record in records if "environment/answers" in record)
-    assert (step["environment/answers"], step["environment/sequences_per_episode"]) == (1.0, 1.0)
+    assert (step["environment/answers"], step["environment/segments_per_episode"]) == (1.0, 1.0)

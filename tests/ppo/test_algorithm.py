@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, REFERENCE_LOGPROBS, VALUES
 from rlcore_ppo.loss import RETURNS
+from rlcore_torchkit.rl.episodes import EPISODE_TOKENS
 
 from .ppo_rollouts import make_ppo, make_rollouts
 
@@ -74,6 +75,18 @@ def test_an_episode_in_two_sequences_is_one_chain_and_a_masked_one_has_no_step()
     expected = advantages_of([told[0], told[1], told[4]], [0, 0, 3.0], 0.0, 1.0, 0.7)
     np.testing.assert_allclose(advantages[[1, 2, 5]], expected, rtol=1e-6)
     assert not advantages[6:].any()
+
+
+@pytest.mark.parametrize("turns", [None, ([-1, 0, 0, -1, 1, 1, -1, 0, -1, 1], [0.5, 2.0, 1.0, -1.0], [0, 2, 4])])
+@pytest.mark.parametrize("options", [{}, {"kl_coefficient": 0.3, "gae_lambda": 0.7}])
+def test_an_artificial_cut_changes_no_advantage_and_no_return(turns, options):
+    whole = make_rollouts([[0, 1, 1, 0, 1, 1], [0, 1, 0, 1]], [2.5, 0.0], episode_ids=[0, 1], turns=turns)
+    cut = make_rollouts([[0, 1, 1], [0, 1, 1], [0, 1], [0, 1]], [2.5, 2.5, 0.0, 0.0], episode_ids=[0, 0, 1, 1], turns=turns)
+    uncut, segments = (make_ppo(**RAW, **options).build_batch(one) for one in (whole, cut))
+    for found, expected in zip(columns(segments), columns(uncut), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert segments.batch.counts() == uncut.batch.counts()
+    assert segments.batch.sequence_columns[EPISODE_TOKENS].tolist() == [4, 4, 2, 2]
 
 
 @pytest.mark.parametrize("limit", ["cut", "stopped"])

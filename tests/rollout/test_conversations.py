@@ -1,5 +1,7 @@
 """Chat over several turns: what the policy reads is what the model's own template makes of the whole conversation."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from attrs import define, field
@@ -7,7 +9,10 @@ from attrs import define, field
 from rlcore.config.model import ModelConfig
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
+from rlcore.run.train_step.metrics import rollout_metrics
 from rlcore.spi import (
+    EPISODE_IDS,
+    GROUP_IDS,
     ConfigError,
     ContractError,
     DataError,
@@ -21,6 +26,7 @@ from rlcore.spi import (
 )
 from rlcore.spi.execution import Responses
 from rlcore_rollout.environment_runner import EpisodeRunner
+from rlcore_rollout.episode import Episode
 from rlcore_rollout.sampler import EpisodeSampler
 from rlcore_rollout.step_plans import PromptLimit
 from rlcore_text.chats.conversation import Conversation, opened_prompt
@@ -443,3 +449,51 @@ def test_a_variable_that_the_template_never_reads_is_refused(load):
     (problem,) = raised.value.problems
     assert problem.path == "model.chat_template_kwargs.enable_thinking"
     assert problem.found == "a chat template that never reads it"
+
+
+def test_a_template_that_strips_thinking_begins_a_segment_by_default(load, talk):
+    """Each sampled token is in the loss once, behind the context that it was sampled in."""
+    tokenizer, end = load("qwen3"), "<|im_end|>"
+    turns = [("<think>\nHm.\n</think>\n\n4", end), ("<think>\nSo.\n</think>\n\n5", end), ("<think>\nOh.\n</think>\n\n6", end)]
+    answers = [Observation(messages=[says("user", "Sure?")]), Observation(messages=[says("user", "Really?")])]
+    script, collected = talk(tokenizer, turns, Observation(messages=[USER]), answers, history="segment")
+    conversation = [USER, says("assistant", "4"), says("user", "Sure?"), says("assistant", "5"), says("user", "Really?")]
+    assert script.prompts == [reference(tokenizer, conversation[:number]) for number in (1, 3, 5)]
+    batch = collected.batch
+    assert batch.sequence_columns[EPISODE_IDS].tolist() == [0, 0, 0, 1, 1, 1]
+    assert batch.sequence_columns[GROUP_IDS].tolist() == [0] * 6
+    for number, (start, stop) in enumerate(pairwise(batch.offsets.tolist())):
+        said = tokenizer.encode(turns[number % 3][0] + end)
+        assert batch.tokens[start:stop].tolist() == [*script.prompts[number % 3], *said]
+        assert batch.loss_mask[start:stop].tolist() == [False] * len(script.prompts[number % 3]) + [True] * len(said)
+        assert collected.turns.turn_of[start:stop].tolist() == [-1] * len(script.prompts[number % 3]) + [number % 3] * len(said)
+    assert collected.responses == [text for text, _ in turns] * 2
+    assert collected.num_generated.tolist() == [len(tokenizer.encode(text + end)) for text, _ in turns] * 2
+    assert collected.rewards.tolist() == [1.0] * 6
+    assert collected.environment_metrics == {"segments_per_episode": 3.0}
+    assert rollout_metrics(collected)["response_length_mean"] == collected.num_generated[:3].sum()
+
+
+def test_results_of_tools_go_on_in_the_same_segment(load, talk):
+    tokenizer, thought = load("qwen3"), "<think>\nHm.\n</think>\n\n"
+    turns = [(f"{thought}look(2+2)", "<|im_end|>"), (f"{thought}4", "<|im_end|>"), ("5", "<|im_end|>")]
+    answers = [Observation(messages=[says("tool", "4")]), Observation(messages=[says("user", "Sure?")])]
+    _, collected = talk(tokenizer, turns, Observation(messages=[USER]), answers, history="segment")
+    first, second = collected.batch.sequences()[:2]
+    assert collected.batch.sequence_columns[EPISODE_IDS].tolist() == [0, 0, 1, 1]
+    assert tokenizer.show(first.tolist()).count("<think>\nHm.") == 2
+    assert "Hm." not in tokenizer.show(second.tolist())
+    assert collected.turns.offsets.tolist() == [0, 3, 6]
+
+
+def test_what_a_segment_costs_is_what_it_is_longer():
+    """A segment that is shorter than the one before costs nothing, so that no context exceeds prompt and budget together."""
+    episode = Episode(number=0, state=None, budget=10)
+    episode.read(np.arange(5, dtype=np.int32))
+    episode.next_turn(np.arange(4, dtype=np.int32), begins_segment=True)
+    assert (episode.budget, episode.context().tolist(), episode.length) == (10, [0, 1, 2, 3], 9)
+    episode.next_turn(np.arange(11, dtype=np.int32), begins_segment=True)
+    assert (episode.budget, len(episode.context()), episode.given_budget) == (3, 11, 10)
+    episode.next_turn(np.arange(14, dtype=np.int32), begins_segment=True)
+    assert episode.ended
+    assert [len(tokens) for tokens in episode.segment_tokens()] == [5, 4, 11]

@@ -42,7 +42,7 @@ def test_a_turn_that_is_said_waits_for_its_answer() -> None:
     with pytest.raises(ValueError, match="read-only"):
         made.unanswered_turn.tokens[0] = 1
     assert (made.budget, made.num_generated, made.length, made.finish_reason) == (6, 4, 7, FinishReason.LENGTH)
-    assert [len(rows) for rows in made.routed] == [7]
+    assert [(place, len(rows)) for place, rows in made.routed] == [(0, 7)]
 
 
 def test_an_answer_takes_the_place_of_the_turn() -> None:

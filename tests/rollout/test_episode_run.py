@@ -600,7 +600,7 @@ def test_no_timer_keeps_what_an_episode_has_said(make: Callable[..., Site]) -> N
 
 def test_what_a_chat_template_cannot_tell_fails_its_episode(make: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
     def read(self: Conversations, episodes: list[int], shown: list[Observation], budgets: Any = None) -> list[Any]:
-        return [DataError("rewritten") if number == 1 else np.array([9], np.int32) for number in episodes]
+        return [DataError("rewritten") if number == 1 else (np.array([9], np.int32), False) for number in episodes]
 
     monkeypatch.setattr(Conversations, "read", read)
     masking = make(going_on, on_error="mask")

@@ -14,6 +14,7 @@ from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import (
     GENERATION_LOGPROBS,
     GROUP_IDS,
+    ROUTED_EXPERTS,
     WEIGHT_VERSIONS,
     FinishReason,
     GenerateRequest,
@@ -22,6 +23,7 @@ from rlcore.spi import (
     ResetResult,
     RewardError,
     Row,
+    SamplingMask,
     SamplingParams,
     StepResult,
     Turn,
@@ -31,6 +33,8 @@ from rlcore.spi.arrays import offsets_of
 from rlcore.spi.execution import ResponseFeed, Responses
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore_rollout.environment_runner import EpisodeRunner
+from rlcore_rollout.episode import Completion, CompletionRequest, Episode
+from rlcore_rollout.episode_group import EpisodeGroup
 from rlcore_rollout.sampler import NOT_GENERATED, EpisodeSampler
 from rlcore_rollout.step_plans import PromptLimit
 
@@ -190,7 +194,7 @@ def test_later_turns_read_the_whole_conversation_and_share_one_budget(sampler) -
     assert (collected.num_generated + 2 * len(" more:") <= 30).all()
     np.testing.assert_array_equal(collected.reward_components["letters"], collected.rewards)
     assert collected.reward_components["last"].tolist() == [1.0] * 3
-    assert collected.environment_metrics == {"turn": 2.0}
+    assert collected.environment_metrics == {"turn": 2.0, "segments_per_episode": 1.0}
 
 
 def test_an_episode_ends_where_no_token_is_left_for_its_answer(sampler) -> None:
@@ -232,3 +236,48 @@ def test_a_prompt_over_the_limit_is_left_out_and_changes_no_other(sampler, promp
     assert list(collected.responses) == [*whole.responses[:3], *whole.responses[6:]]
     (note,) = made.progress.notes
     assert note.startswith("data.train: 1 ")
+
+
+def in_segments(number: int) -> Episode:
+    """An episode whose turn of tokens 7 and 8 follows the prompt 1 2, and whose turn of 9 follows the context 1 3 in another
+    segment. Experts are the tokens' own numbers, and each token was chosen among itself and the next."""
+    made = Episode(number=number, state=None, budget=20, images=(b"image",))
+    made.read(np.array([1, 2], np.int32))
+    for said, text, context in (([7, 8], "ab", [1, 3]), ([9], "c", None)):
+        tokens = np.array(said, np.int32)
+        request = CompletionRequest(prompt=made.context(), seed=0, max_tokens=9, sampling=SamplingParams(), owner=made)
+        found = Completion(
+            request=request,
+            text=text,
+            tokens=tokens,
+            logprobs=-tokens.astype(np.float32),
+            weight_versions=np.full(len(said), 4, np.int32),
+            finish_reason=FinishReason.LENGTH if context else FinishReason.STOP,
+            routed_experts=np.concatenate([made.context(), tokens]).astype(np.int16).reshape(-1, 1, 1),
+            sampling_mask=SamplingMask.of([np.array([token, token + 1], np.int32) for token in said]),
+        )
+        made.add_turn(found, text)
+        made.score(StepResult(reward=1.0, done=context is None, observation=None))
+        if context is not None:
+            made.next_turn(np.array(context, np.int32), begins_segment=True)
+    made.ended = True
+    return made
+
+
+def test_each_segment_has_its_images_its_experts_and_its_kept_tokens(sampler) -> None:
+    made = sampler(samples_per_prompt=2, max_turns=2, sampling_mask=True)
+    group = EpisodeGroup(number=0, episodes=[in_segments(0), in_segments(1)])
+    collected = made.packed([group])
+    batch = collected.batch
+    assert sequences(collected, batch.tokens) == [[1, 2, 7, 8], [1, 3, 9]] * 2
+    assert sequences(collected, batch.loss_mask) == [[False, False, True, True], [False, False, True]] * 2
+    assert batch.token_columns[ROUTED_EXPERTS][:, 0, 0].tolist() == batch.tokens.tolist()
+    assert batch.images == ((b"image",),) * 4
+    assert batch.sampling_mask is not None
+    assert batch.sampling_mask.lengths.tolist() == [0, 0, 2, 2, 0, 0, 2] * 2
+    assert batch.sampling_mask.tokens.tolist() == [7, 8, 8, 9, 9, 10] * 2
+    assert collected.turns is not None
+    assert sequences(collected, collected.turns.turn_of) == [[-1, -1, 0, 0], [-1, -1, 1]] * 2
+    assert collected.responses == ["ab", "c"] * 2
+    assert collected.finish_reasons.tolist() == [FinishReason.LENGTH, FinishReason.STOP] * 2
+    assert (collected.rewards.tolist(), collected.num_generated.tolist()) == ([2.0] * 4, [2, 1] * 2)

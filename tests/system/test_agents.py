@@ -156,7 +156,7 @@ def test_the_loss_sees_exactly_what_the_agent_was_told(tmp_path: Path, kind: str
             assert (inside == inside[:1]).all()
     metrics = [json.loads(line) for line in next(tmp_path.glob("runs/*/metrics.jsonl")).read_text().splitlines()]
     assert metrics[-1]["environment/asked"] == 3
-    assert metrics[-1]["environment/sequences_per_episode"] == 2
+    assert metrics[-1]["environment/segments_per_episode"] == 2
 
 
 def told(episodes: list[Any]) -> list[list[Any]]:

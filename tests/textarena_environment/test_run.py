@@ -28,6 +28,6 @@ def test_a_step_of_self_play_and_an_evaluation(tmp_path):
     lines = [json.loads(line) for line in next(tmp_path.glob("runs/*/metrics.jsonl")).read_text().splitlines()]
     metrics = {name: value for line in lines for name, value in line.items()}
     # 0 where the other player loses before this one is to move, as those do who have not learned to write a move
-    assert 0 < metrics["environment/sequences_per_episode"] <= 1
+    assert 0 < metrics["environment/segments_per_episode"] <= 1
     assert {"environment/reward_player_0", "environment/reward_player_1", "environment/invalid_move"} <= metrics.keys()
     assert any(name.startswith("eval/") for name in metrics)

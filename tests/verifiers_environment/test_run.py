@@ -61,7 +61,7 @@ def test_a_step_trains_on_what_was_sampled(tmp_path: Path, monkeypatch: pytest.M
     metrics = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     step = next(line for line in metrics if "environment/num_turns" in line)
     assert 1 <= step["environment/num_turns"] <= 2
-    assert step["environment/sequences_per_episode"] == 1
+    assert step["environment/segments_per_episode"] == 1
     assert 0 <= step["environment/right"] <= 1
     assert any(name.startswith("eval/") for line in metrics for name in line)
     samples = pd.concat(map(pd.read_parquet, directory.rglob("*.parquet")))

@@ -142,7 +142,7 @@ def test_an_episode_has_a_sequence_for_each_of_its_conversations(collect: Any) -
     firsts = found.rewards[found.first_sequences]
     assert metrics["reward_mean"] == pytest.approx(firsts.mean())
     assert (metrics["success_rate"], metrics["environment/turns"]) == (0.5, 2.0)
-    assert metrics["environment/sequences_per_episode"] == 1.5
+    assert metrics["environment/segments_per_episode"] == 1.5
     assert metrics["response_length_mean"] == batch.loss_mask.sum() / 4
     assert throughput_metrics(found, 1.0)["generated_tokens_per_second"] == 4 * metrics["response_length_mean"]
     assert rollout_table(1, found, [""] * 6)["episode"].to_pylist() == [0, 0, 1, 1, 2, 3]

@@ -224,6 +224,29 @@ def test_a_template_that_rewrites_answers_is_refused_or_begins_a_segment(session
     assert learnt(second) == f"b{END}"
 
 
+@pytest.mark.parametrize(
+    ("messages", "found"),
+    [
+        (
+            (user("one?"), assistant("a"), assistant("b"), user("two?")),
+            "message 2, the assistant's, right behind another answer",
+        ),
+        ((user("one?"), {"role": "tool", "content": "3"}), "message 1, a tool's result, without a call before it"),
+        (
+            (user("one?"), assistant("a"), {"role": "tool", "content": "3"}),
+            "message 2, a tool's result, behind the assistant's",
+        ),
+    ],
+)
+def test_a_history_that_contradicts_itself_is_refused(sessions: Sessions, messages: Any, found: str) -> None:
+    session = sessions.open()
+    with pytest.raises(RequestError) as caught:
+        chat(served(Script(f"a{END}")), session, *messages)
+    assert (caught.value.status, str(caught.value).startswith(f"messages: found {found}")) == (400, True)
+    assert caught.value.body()["error"]["param"] == "messages"
+    assert sessions.finish(session) == []
+
+
 def test_a_turn_costs_no_more_the_longer_its_conversation_is(sessions: Sessions) -> None:
     """The whole is rendered at turns 1, 2, 4 and so on alone."""
     script, session = Script(*["a" + END] * 40), sessions.open()

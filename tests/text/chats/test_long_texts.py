@@ -42,5 +42,5 @@ def test_an_observation_of_megabytes_is_not_encoded_whole(number):
     conversations.begin(episodes, Observation(text="a"))
     shown = [Observation(text="1" * 4_000_000), Observation(text="12"), Observation(tokens=np.arange(9, dtype=np.int32))]
     read = conversations.read(episodes, shown[:number], [5, 5, 5][:number])
-    assert [len(tokens) for tokens in read] == [5 * CHARACTERS_PER_TOKEN, 2, 9][:number]
+    assert [len(tokens) for tokens, _ in read] == [5 * CHARACTERS_PER_TOKEN, 2, 9][:number]
     assert max(tokenizer.lengths) == 5 * CHARACTERS_PER_TOKEN

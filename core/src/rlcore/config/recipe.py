@@ -99,11 +99,11 @@ class RolloutConfig:
     config.json where there is none, and the special token that the chat template writes behind an answer."""
     max_turns: Positive = 1
     """Most turns of an episode."""
-    history: Literal["refuse", "keep_sampled", "segment"] = "refuse"
+    history: Literal["segment", "refuse", "keep_sampled"] = "segment"
     """Handling of a chat of several turns whose template would change earlier tokens, as some remove earlier thoughts.
-    "refuse": an error. "keep_sampled": keep all tokens as the policy saw them, and append only the template's text after the
-    turn. "segment", with agents and with chats to learn: begin another sequence with the chat as the template now renders
-    it."""
+    "segment": begin another sequence of the episode, a segment, with the chat as the template now renders it. "refuse": an
+    error. "keep_sampled", where no agent runs the episodes: keep all tokens as the policy saw them, and append only the
+    template's text after the turn."""
     max_turn_tokens: Positive | None = None
     """Most tokens of one turn of the policy; None is whatever `max_response_tokens` leaves. An episode goes on after a
     turn that this cut off."""

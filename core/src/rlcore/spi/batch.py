@@ -253,8 +253,7 @@ class TokenBatch(PackedTokens):
 
     def counts(self) -> "GlobalCounts":
         """The counts of this batch alone; global when it is the whole optimizer step's batch."""
-        lengths = self.loss_lengths
-        return GlobalCounts(num_loss_tokens=int(lengths.sum()), num_loss_sequences=int(np.count_nonzero(lengths)))
+        return GlobalCounts.of(self.loss_lengths, self.sequence_columns.get(EPISODE_IDS))
 
     def select(self, indices: Int64Array) -> "TokenBatch":
         """A new batch of the sequences `indices` int64 [M], in that order; columns follow."""
@@ -293,4 +292,11 @@ class GlobalCounts:
     num_loss_tokens: int
     """Tokens where loss_mask is True."""
     num_loss_sequences: int
-    """Sequences with at least one such token."""
+    """Sequences with at least one such token; those of an episode (EPISODE_IDS) count once."""
+
+    @classmethod
+    def of(cls, loss_lengths: Int64Array, episodes: AnyArray | None) -> "GlobalCounts":
+        """Count N sequences, given the loss tokens of each, int64 [N], and its episode, [N], where one may have several."""
+        counted = loss_lengths > 0
+        number = np.count_nonzero(counted) if episodes is None else len(np.unique(episodes[counted]))
+        return cls(num_loss_tokens=int(loss_lengths.sum()), num_loss_sequences=int(number))

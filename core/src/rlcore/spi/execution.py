@@ -11,11 +11,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol, TypeAlias
 
-import numpy as np
 from attrs import field, frozen
 
 from rlcore.spi.arrays import Float32Array, Int32Array, Int64Array
-from rlcore.spi.batch import GlobalCounts, TokenBatch
+from rlcore.spi.batch import EPISODE_IDS, GlobalCounts, TokenBatch
 from rlcore.spi.errors import WorkerError
 from rlcore.spi.generator import DraftCounts, GenerateRequest, GenerateResult, RefitRequest
 from rlcore.spi.lifecycle import (
@@ -58,8 +57,8 @@ class Minibatch:
     @classmethod
     def of(cls, batch: TokenBatch, sequences: Int64Array, num_loss_tokens: Int64Array, schedule_step: int) -> "Minibatch":
         """Some sequences, given the loss tokens of each of the batch's, int64 [N]."""
-        lengths = num_loss_tokens[sequences]
-        counts = GlobalCounts(num_loss_tokens=int(lengths.sum()), num_loss_sequences=int(np.count_nonzero(lengths)))
+        episodes = batch.sequence_columns.get(EPISODE_IDS)
+        counts = GlobalCounts.of(num_loss_tokens[sequences], None if episodes is None else episodes[sequences])
         return cls(batch=batch, sequences=sequences, counts=counts, schedule_step=schedule_step)
 
 

@@ -76,7 +76,7 @@ def batch_of(bundle: Bundle, number: int | None, changes: Mapping[str, Any], *, 
     update = bundle.updates[-1 if number is None else number - 1]
     options = dict(update.loss_config)
     changes = changed_options(options, changes)
-    reasons = {name: why for name, why in (("advantages", _no_advantages(bundle)), ("loss", _no_loss(update))) if why}
+    reasons = {name: why for name, why in (("advantages", _no_advantages(bundle)), ("loss", _no_loss(bundle, update))) if why}
     recipe = parse_toml(bundle.recipe)
     rollout = recipe.get("rollout", {})
     longest = int(bundle.trained.loss_lengths.max(initial=1))
@@ -174,11 +174,15 @@ def _no_advantages(bundle: Bundle) -> str:
     return ""
 
 
-def _no_loss(update: RecordedUpdate) -> str:
+def _no_loss(bundle: Bundle, update: RecordedUpdate) -> str:
     """The reason why the loss cannot be computed from the bundle; "" where it can."""
     options = update.loss_config
     if update.logprobs is None:
         return "the bundle has no log-probabilities of the policy; a trainer with the capability step_logprobs records them"
+    episodes = bundle.trained.sequence_columns.get(EPISODE_IDS)
+    has_segments = episodes is not None and bool((np.diff(episodes) == 0).any())
+    if has_segments and options["loss_normalisation"] != "token":
+        return f'an episode has several sequences, and loss_normalisation = "{options["loss_normalisation"]}" counts episodes'
     if options["objective"] in ("clip_cov", "kl_cov"):
         return f'the objective "{options["objective"]}" chooses tokens by chance or over the step'
     if options["entropy_minimum"] is not None:

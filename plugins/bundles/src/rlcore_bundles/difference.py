@@ -136,7 +136,7 @@ def _episode_rows(recorded: Bundle, rewards: Rewards | str) -> Iterator[Row]:
     for name, (before, after) in pairs.items():
         yield _row(_Values(name=name, numbers=before[judged], place=place), after[judged])
     if sampled.turns is not None and again.turns is not None:
-        yield _turn_row(sampled.turns, again.turns, judged)
+        yield _turn_row(sampled.turns, again.turns, np.flatnonzero(sampled.valid[sampled.first_sequences]), sampled)
 
 
 def _prompt_row(sampled: CollectedRollouts, rewards: Rewards, judged: Sequence[int]) -> Row:
@@ -161,13 +161,13 @@ def _prompt_row(sampled: CollectedRollouts, rewards: Rewards, judged: Sequence[i
     return Row(quantity=PROMPTS, verdict="equal", count=count)
 
 
-def _turn_row(before: TurnRewards, after: TurnRewards, judged: Int64Array) -> Row:
-    """The rewards of the turns of valid samples."""
-    name = f"{REWARD} of a turn"
+def _turn_row(before: TurnRewards, after: TurnRewards, judged: Int64Array, sampled: CollectedRollouts) -> Row:
+    """The rewards of the turns of valid episodes, int64 [J]. Their first sequences name them."""
+    name, first = f"{REWARD} of a turn", sampled.first_sequences
     counts = np.diff(before.offsets)
     if not np.array_equal(counts[judged], np.diff(after.offsets)[judged]):
         number = int(judged[np.flatnonzero(counts[judged] != np.diff(after.offsets)[judged])[0]])
-        where = f"sample {number}: recorded {counts[number]} turns, replayed {np.diff(after.offsets)[number]}"
+        where = f"sample {first[number]}: recorded {counts[number]} turns, replayed {np.diff(after.offsets)[number]}"
         return Row(quantity=name, verdict="differs", count=len(before.rewards), where=where)
     owners = np.repeat(np.arange(len(counts)), counts)
     kept = np.flatnonzero(np.isin(owners, judged))
@@ -175,7 +175,7 @@ def _turn_row(before: TurnRewards, after: TurnRewards, judged: Int64Array) -> Ro
 
     def place(index: int) -> str:
         owner = int(owners[kept[index]])
-        return f"sample {owner}, turn {kept[index] - before.offsets[owner] + 1}"
+        return f"sample {first[owner]}, turn {kept[index] - before.offsets[owner] + 1}"
 
     return _row(_Values(name=name, numbers=before.rewards[kept], place=place), after.rewards[others])
 

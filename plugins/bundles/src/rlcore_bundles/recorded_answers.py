@@ -1,6 +1,6 @@
 """The engine of a replay: it answers each request with the tokens that the bundle holds."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -105,7 +105,7 @@ class RecordedAnswers:
 
 
 def answers_of(sampled: CollectedRollouts, num_episodes: int) -> list[EpisodeAnswers]:
-    """The answers of each episode of a step's samples: a sequence each, or of agents those of `episode_ids`."""
+    """The answers of each episode of a step's samples: of one sequence, or of those of `episode_ids`."""
     batch = sampled.batch
     owners = batch.sequence_columns.get(EPISODE_IDS, np.arange(batch.num_sequences))
     found = [EpisodeAnswers(left=[]) for _ in range(num_episodes)]
@@ -132,15 +132,19 @@ def _answers(sampled: CollectedRollouts, sequence: int) -> Iterator[Answer]:
 
 
 def _spans(sampled: CollectedRollouts, sequence: int, part: slice, versions: Int32Array) -> Iterator[tuple[int, int]]:
-    """Yield the first and the end place of each turn: by the numbers of turns where the batch has them, which may be empty,
-    else by what was generated."""
+    """Yield the first and the end place of each turn: by the numbers of turns where the batch has them, else by what was
+    generated. A turn may be empty, but not in an episode of several sequences."""
     if sampled.turns is None:
         edges = np.flatnonzero(np.diff(np.concatenate([[False], versions >= 0, [False]]).astype(np.int8))).tolist()
         yield from zip(edges[::2], edges[1::2], strict=True)
         return
-    turn_of = sampled.turns.turn_of[part]
+    turn_of, episodes = sampled.turns.turn_of[part], sampled.episode_of
+    episode = int(episodes[sequence])
+    numbers: Sequence[int] = range(int(np.diff(sampled.turns.offsets)[episode]))
+    if np.count_nonzero(episodes == episode) > 1:
+        numbers = [number for number in numbers if number in turn_of]
     end = 0
-    for turn in range(int(np.diff(sampled.turns.offsets)[sequence])):
+    for turn in numbers:
         places = np.flatnonzero(turn_of == turn)
         start, end = (int(places[0]), int(places[-1]) + 1) if len(places) else (end, end)
         yield start, end

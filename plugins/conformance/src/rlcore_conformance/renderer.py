@@ -109,7 +109,8 @@ class RendererConformance(TextFixtures):
         for conversations in (kept, again):
             (read,) = conversations.read([0], [Observation(text=" more:")])
             assert not isinstance(read, DataError)
-            assert tokenizer.decode(read) == " more:"
+            tokens, begins_segment = read
+            assert (tokenizer.decode(tokens), begins_segment) == (" more:", False)
 
     def test_parsers_are_named(self, renderer: Renderer) -> None:
         """Every form that it lists is one of `tool_parser`; "auto" finds none in no template, and another name is refused."""

@@ -16,6 +16,7 @@ from rlcore_torchkit.rl.advantages import (
     whitened,
 )
 from rlcore_torchkit.rl.covariance import HIGH_COVARIANCE, high_covariance
+from rlcore_torchkit.rl.episodes import with_episode_tokens
 from rlcore_torchkit.rl.loss_spec import policy_gradient_spec
 from rlcore_torchkit.rl.shaping import sums_to_go
 
@@ -57,24 +58,25 @@ class Grpo:
         metrics = {} if kl is None else {"reward_kl": float(kl.sum() / max(batch.loss_mask.sum(), 1))}
         if self.config.advantage_per == "turn" and turns is not None:
             of_turns = self._of_turns(rollouts, turns)
-            first = np.repeat(turns.offsets[:-1], batch.lengths)
+            first = np.repeat(turns.offsets[:-1][rollouts.episode_of], batch.lengths)
             per_token = np.where(batch.loss_mask, np.take(of_turns, first + turns.turn_of, mode="clip"), np.float32(0))
-            advantages = np.zeros(len(rollouts.rewards), np.float32)
-            np.maximum.at(advantages, np.repeat(np.arange(len(advantages)), np.diff(turns.offsets)), np.abs(of_turns))
+            largest, num_turns = np.zeros(len(turns.offsets) - 1, np.float32), np.diff(turns.offsets)
+            np.maximum.at(largest, np.repeat(np.arange(len(largest)), num_turns), np.abs(of_turns))
+            advantages = largest[rollouts.episode_of]
         else:
             of_episodes = self._of_episodes(rollouts, kl, metrics)
             advantages = of_episodes.astype(np.float32)[rollouts.episode_of]
             per_token = np.repeat(advantages, batch.lengths)
             np.copyto(per_token, np.float32(0), where=~batch.loss_mask)
         if self._is_per_token:
-            per_token = self._of_tokens(per_token, batch, kl)
+            per_token = self._of_tokens(per_token, rollouts, kl)
             advantages = np.maximum.reduceat(np.abs(per_token), batch.offsets[:-1]) if batch.num_sequences else advantages
         batch = batch.with_token_column(spi.ADVANTAGES, per_token)
         if self.config.chooses_by_covariance:
             chosen = high_covariance(self.config, batch, seed=self._seed, weight_version=rollouts.weight_version)
             batch = batch.with_token_column(HIGH_COVARIANCE, chosen)
         return spi.TrainingBatch(
-            batch=batch,
+            batch=with_episode_tokens(batch),
             loss=self._loss,
             metrics=_metrics(rollouts, advantages) | metrics,
             no_signal=self._no_signal(rollouts, advantages),
@@ -112,31 +114,35 @@ class Grpo:
         return advantages
 
     def _of_turns(self, rollouts: spi.RolloutBatch, turns: spi.TurnRewards) -> NDArray[np.float32]:
-        """float32 [K]: 0.0 in episodes where `valid` is False. Each episode is one sequence."""
-        num_turns = np.diff(turns.offsets)
-        valid = np.repeat(rollouts.valid, num_turns)
+        """float32 [K]: 0.0 in episodes where `valid` is False."""
+        first, num_turns = rollouts.first_sequences, np.diff(turns.offsets)
+        is_valid = rollouts.valid[first]
+        valid = np.repeat(is_valid, num_turns)
         if self.config.advantage_normalisation == "mean":
             require_not_negative(turns.rewards[valid])
         advantages = np.zeros(len(turns.rewards), np.float32)
         advantages[valid] = turn_advantages(
-            turns.rewards[valid], num_turns[rollouts.valid], rollouts.group_ids[rollouts.valid], **self._options
+            turns.rewards[valid], num_turns[is_valid], rollouts.group_ids[first][is_valid], **self._options
         )
         return advantages
 
     def _of_tokens(
-        self, advantages: NDArray[np.float32], batch: spi.TokenBatch, kl: NDArray[np.float64] | None
+        self, advantages: NDArray[np.float32], rollouts: spi.RolloutBatch, kl: NDArray[np.float64] | None
     ) -> NDArray[np.float32]:
-        """float32 [T]: less the KL divergence from each token on, and whitened over the loss tokens; 0.0 elsewhere.
+        """float32 [T]: less the KL divergence from each token of an episode on, and whitened over the loss tokens; 0.0
+        elsewhere.
 
         Where all rewards of the step are equal, whitening has nothing to scale but the divergence, or in the first step its
         roundings: then all are 0.
         """
+        batch = rollouts.batch
         values, per_token = advantages[batch.loss_mask].astype(np.float64), np.zeros(batch.num_tokens, np.float32)
         is_white = self.config.advantage_normalisation == "batch_whitening"
         if is_white and are_equal(values):
             return per_token
         if kl is not None and self.config.kl_placement == "reward_to_go":
-            values -= self.config.kl_coefficient * sums_to_go(kl, batch.offsets)[batch.loss_mask]
+            of_episodes = np.append(batch.offsets[:-1][rollouts.first_sequences], batch.num_tokens)
+            values -= self.config.kl_coefficient * sums_to_go(kl, of_episodes)[batch.loss_mask]
         per_token[batch.loss_mask] = whitened(values, epsilon=self.config.advantage_epsilon) if is_white else values
         return per_token
 

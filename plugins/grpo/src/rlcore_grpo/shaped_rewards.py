@@ -13,12 +13,13 @@ Float64Array = NDArray[np.float64]
 
 
 def length_penalties(rollouts: spi.RolloutBatch, config: GrpoConfig, max_response_tokens: int) -> Float64Array:
-    """float64 [V]: of each valid episode, weighed. "group" takes the tokens that the policy said in all of its sequences; the
-    others, which compare with the most tokens of an answer, take what that bounds: the longest of an agent's answers."""
+    """float64 [V]: of each valid episode, weighed, by the tokens that the policy said in all of its sequences. Of an agent's
+    episode, whose answers `max_response_tokens` bounds each, "soft_overlong" and "linear" take the longest answer."""
     first = rollouts.first_sequences
     valid = rollouts.valid[first]
     lengths = np.add.reduceat(rollouts.batch.loss_lengths, first)[valid] if len(first) else np.zeros(0, np.int64)
-    bounded = longest_answers(rollouts)[valid] if spi.EPISODE_IDS in rollouts.batch.sequence_columns else lengths
+    is_of_agents = spi.EPISODE_IDS in rollouts.batch.sequence_columns and rollouts.turns is None
+    bounded = longest_answers(rollouts)[valid] if is_of_agents else lengths
     match config.length_penalty:
         case "soft_overlong":
             buffer = config.length_penalty_buffer * max_response_tokens

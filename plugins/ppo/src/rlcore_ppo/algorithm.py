@@ -7,6 +7,7 @@ from rlcore import spi
 from rlcore_ppo.config import PpoConfig
 from rlcore_ppo.loss import RETURNS
 from rlcore_torchkit.rl.advantages import whitened
+from rlcore_torchkit.rl.episodes import with_episode_tokens
 from rlcore_torchkit.rl.gae import explained_variance, generalized_advantages
 from rlcore_torchkit.rl.shaping import kl_estimates
 
@@ -76,7 +77,7 @@ class Ppo:
             column[steps] = found
             batch = batch.with_token_column(name, column)
         return spi.TrainingBatch(
-            batch=batch,
+            batch=with_episode_tokens(batch),
             loss=self._loss,
             critic_loss=self._critic_loss,
             metrics=metrics,

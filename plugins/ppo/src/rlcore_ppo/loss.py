@@ -27,7 +27,7 @@ def policy_loss(inputs: LossInputs, config: PpoConfig) -> LossOutput:
     current = masked(inputs.logprobs, inputs)
     generation = masked(inputs.token_columns[GENERATION_LOGPROBS], inputs)
     previous = previous_logprobs(inputs, generation, config.previous_logprobs)
-    mean, sequences = MaskedMean(inputs.loss_mask, inputs.counts), Sequences(inputs.loss_mask, inputs.offsets)
+    mean, sequences = MaskedMean(inputs.loss_mask, inputs.counts), Sequences.of(inputs)
     objective = clipped_objective(
         current - previous,
         inputs.token_columns[ADVANTAGES],

@@ -3,10 +3,11 @@
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 
 from rlcore.spi import EpisodeFailure, FinishReason, Observation, SamplingMask, SamplingParams, StepResult, Tool, ToolCall, Turn
 from rlcore.spi.arrays import AnyArray, Float32Array, Int16Array, Int32Array
@@ -32,7 +33,7 @@ class CompletionRequest:
     """One sample that is asked for."""
 
     prompt: Int32Array
-    """int32 [length]: all that it has read and said. Samples of one array, asked for one after another, share a prompt."""
+    """int32 [length]: all that it sees. Samples of one array, asked for one after another, share a prompt."""
     seed: int
     max_tokens: int
     sampling: SamplingParams
@@ -121,6 +122,18 @@ def until_stop(begun: Sequence[Int32Array], sampled: Completion, decode: Decode)
     )
 
 
+@frozen(kw_only=True, eq=False)
+class EndedSegment:
+    """A segment that another one follows, since the chat template rewrites what the policy has read or said."""
+
+    end: int
+    """The place behind its last token, among the tokens of its episode."""
+    text: str
+    """The text of its turns."""
+    finish_reason: FinishReason
+    """Why its last turn ended."""
+
+
 @define(kw_only=True, eq=False)
 class Episode:
     """One of the samples of a group. There are many at once: what most of them have none of, or one piece, is a tuple, which
@@ -132,6 +145,8 @@ class Episode:
     """The environment's."""
     budget: int
     """Tokens that may still be said and read."""
+    num_read: int = 0
+    """Tokens that it has read at the expense of its budget."""
     max_turn_tokens: int | None = None
     """Most tokens of one turn, where the budget is larger."""
     tools: Sequence[Tool] = ()
@@ -166,14 +181,18 @@ class Episode:
     metrics: tuple[tuple[str, float], ...] = ()
     """The metrics that its environment reported, in order."""
     tokens: tuple[Int32Array, ...] = ()
-    """The tokens that it has read and generated, in pieces."""
+    """The tokens that it has read and generated, in pieces, of all its segments one after another."""
     logprobs: tuple[Float32Array, ...] = ()
     versions: tuple[Int32Array, ...] = ()
     turns: tuple[tuple[int, int], ...] = ()
     """The first and the end place of each turn among the tokens."""
     length: int = 0
-    routed: tuple[AnyArray, ...] = ()
-    """The experts of the tokens of each turn, from its first token on, where they are wanted."""
+    """Tokens of all its segments."""
+    ended_segments: tuple[EndedSegment, ...] = ()
+    """The segments before its last one."""
+    routed: tuple[tuple[int, AnyArray], ...] = ()
+    """For each turn the place at which its segment begins, and the experts of the tokens from there on, where they are
+    wanted."""
     masks: tuple[tuple[int, SamplingMask], ...] = ()
     """The place of each generated piece, and the tokens that its tokens were chosen among; empty where the run does not need
     them."""
@@ -203,6 +222,11 @@ class Episode:
             return _NO_TOKENS_LEFT
         return _NO_TURN_LEFT if self.finish_reason is FinishReason.STOP else _TURN_CUT
 
+    @property
+    def given_budget(self) -> int:
+        """The budget that it began with."""
+        return self.budget + self.num_generated + self.num_read
+
     def read(self, tokens: Int32Array) -> None:
         """Append what the environment shows."""
         self._append(tokens, *not_generated(len(tokens)))
@@ -217,7 +241,7 @@ class Episode:
     def before_turn(self) -> Int32Array:
         """int32 [length]: the last tokens in front of the present turn, among which the mark of a thought is."""
         end = self.length - self.num_partial_tokens
-        return self.context()[max(end - MARK_TOKENS, 0) : end]
+        return self.all_tokens()[max(end - MARK_TOKENS, self.segment_start) : end]
 
     def add_turn(
         self,
@@ -263,27 +287,53 @@ class Episode:
         self.failure = answer.failure
         self.metrics += tuple(answer.metrics.items())
 
-    def next_turn(self, tokens: Int32Array) -> None:
-        """Read what was shown, and come to the next turn; the end where no token could be said after it."""
-        if len(tokens) >= self.budget:
+    def next_turn(self, tokens: Int32Array, *, begins_segment: bool = False) -> None:
+        """Read what was shown, and come to the next turn; the end where no token could be said after it. With `begins_segment`
+        the tokens are the whole context, of which the budget pays what it is longer than the one before."""
+        cost = max(len(tokens) - (self.length - self.segment_start), 0) if begins_segment else len(tokens)
+        if cost >= self.budget:
             self.ended = True
             return
         self.unread_observation = None
-        self.budget -= len(tokens)
+        self.budget -= cost
+        self.num_read += cost
+        if begins_segment:
+            text = self.segment_texts()[-1]
+            self.ended_segments += (EndedSegment(end=self.length, text=text, finish_reason=self.finish_reason),)
         self.read(tokens)
         self.turn += 1
 
+    @property
+    def segment_start(self) -> int:
+        """The place at which its last segment begins, among all its tokens."""
+        return self.ended_segments[-1].end if self.ended_segments else 0
+
     def context(self) -> Int32Array:
-        """int32 [length]: all that it has read and said."""
+        """int32 [length]: the tokens of its last segment, which the policy sees."""
+        tokens, start = self.all_tokens(), self.segment_start
+        return tokens[start:] if start else tokens  # samples that share a prompt share one array
+
+    def all_tokens(self) -> Int32Array:
+        """int32 [length]: the tokens of all its segments."""
         if len(self.tokens) > 1:
             self.tokens = (np.concatenate(self.tokens),)
         return self.tokens[0] if self.tokens else NO_TOKENS
+
+    def segment_tokens(self) -> list[Int32Array]:
+        """The tokens of each segment, int32 [length]."""
+        ends = [segment.end for segment in self.ended_segments]
+        return [self.all_tokens()[start:end] for start, end in pairwise([0, *ends, self.length])]
+
+    def segment_texts(self) -> list[str]:
+        """The text of the turns of each segment."""
+        texts = [segment.text for segment in self.ended_segments]
+        return [*texts, self.text[sum(map(len, texts)) :]]
 
     def _take(self, sampled: Completion) -> None:
         if sampled.sampling_mask is not None:
             self.masks += ((self.length, sampled.sampling_mask),)
         if sampled.routed_experts is not None:
-            self.routed += (sampled.routed_experts,)
+            self.routed += ((self.segment_start, sampled.routed_experts),)
         self._append(sampled.tokens, sampled.logprobs, sampled.weight_versions)
         number = len(sampled.tokens)
         self.budget -= number

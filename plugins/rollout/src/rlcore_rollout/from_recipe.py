@@ -33,7 +33,7 @@ def episode_options(recipe: Recipe, split: Split) -> dict[str, Any]:
         "max_turn_tokens": rollout.max_turn_tokens,
         "episode_timeout_s": rollout.episode_timeout_s,
         "masks_truncated": trains and rollout.on_truncation == "mask",
-        "history": "keep_sampled" if rollout.history == "keep_sampled" else "refuse",
+        "history": rollout.history,
         "routed_experts": rollout.replay_routing and trains,
     }
 

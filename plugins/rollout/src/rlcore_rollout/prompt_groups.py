@@ -152,7 +152,7 @@ class PromptGroups(GroupWork[EpisodeGroup]):
             episode.ended
             or (
                 num_read <= options.prompt_limit.max_tokens
-                and episode.budget + episode.length - num_read == options.max_response_tokens
+                and episode.given_budget == options.max_response_tokens
                 and episode.max_turn_tokens == options.max_turn_tokens
                 and self.turns.can_read(episode)
             )

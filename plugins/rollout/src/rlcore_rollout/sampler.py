@@ -18,11 +18,11 @@ from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.train_step.scorers import OnTokens
 from rlcore.spi import Tokenizer, ToolParser
-from rlcore.spi.arrays import AnyArray, Int64Array, offsets_of
+from rlcore.spi.arrays import AnyArray, Int64Array, UInt8Array, offsets_of
 from rlcore.spi.execution import GeneratorGroup
 from rlcore_rollout.environment_results import MaskedFailures
 from rlcore_rollout.environment_runner import EpisodeRunner
-from rlcore_rollout.episode import NOT_GENERATED, Episode
+from rlcore_rollout.episode import NOT_GENERATED, EndedSegment, Episode
 from rlcore_rollout.episode_group import Compared, EpisodeGroup, reward_components
 from rlcore_rollout.episode_run import EpisodeRun
 from rlcore_rollout.gc_tuning import only_young_collections
@@ -33,6 +33,8 @@ from rlcore_rollout.step_plans import Draws, PromptLimit, StepPlan, StepPlans
 from rlcore_rollout.trace_records import StepRecord
 from rlcore_rollout.turns import TurnOptions, Turns
 
+SEGMENTS_PER_EPISODE = "segments_per_episode"
+"""The metric of environments with the mean number of sequences of an episode."""
 Distribution: TypeAlias = tuple[float, int, float, bool]
 """The distribution of the generator's log-probabilities: temperature, top_k and top_p, and whether it reports the kept
 tokens."""
@@ -136,7 +138,19 @@ class StepSampler(ABC, Generic[GroupT]):
 
 
 _COLUMNS = (
-    *("length", "tokens", "logprobs", "versions", "valid", "truncated", "timed_out", "ending", "routed", "images"),
+    *(
+        "length",
+        "tokens",
+        "logprobs",
+        "versions",
+        "valid",
+        "truncated",
+        "timed_out",
+        "ending",
+        "routed",
+        "images",
+        "ended_segments",
+    ),
     *("rewards", "reward_components", "success", "finish_reason", "text", "num_generated", "metrics"),
 )
 _OF_EPISODE = attrgetter(*_COLUMNS)
@@ -152,7 +166,7 @@ class EpisodeSampler(StepSampler[EpisodeGroup]):
     episode_timeout_s: float | None = None
     masks_truncated: bool = False
     """True where episodes that a limit of tokens or turns cut off are masked."""
-    history: History = "refuse"
+    history: History = "segment"
     """Handling of chat templates that would rewrite earlier messages."""
     routed_experts: bool = False
     """True where the batch is to say which experts the generator sent each token to."""
@@ -216,7 +230,8 @@ class EpisodeSampler(StepSampler[EpisodeGroup]):
         groups = [group for group in groups if not group.is_left_out]
         episodes = [episode for group in groups for episode in group.episodes]
         of = _columns(groups)
-        offsets = offsets_of(of["length"])
+        starts, owner, offsets = offsets_of(of["length"]), *_segments(of["length"], of["ended_segments"])
+        is_cut = len(owner) > len(episodes)
         tokens, logprobs, versions = (
             np.concatenate(list(chain.from_iterable(of[name]))) for name in ("tokens", "logprobs", "versions")
         )
@@ -224,9 +239,13 @@ class EpisodeSampler(StepSampler[EpisodeGroup]):
         truncated, timed_out = (np.array(of[name], np.bool_) for name in ("truncated", "timed_out"))
         valid = ~(failed | truncated) if self.masks_truncated else ~failed
         loss_mask = versions != NOT_GENERATED
+        num_generated = np.array(of["num_generated"], np.int64)
+        if is_cut:
+            num_generated = np.add.reduceat(loss_mask, offsets[:-1], dtype=np.int64)
         if not valid.all():
-            loss_mask = loss_mask & np.repeat(valid, np.diff(offsets))
+            loss_mask = loss_mask & np.repeat(valid, np.diff(starts))
             logprobs = np.where(loss_mask, logprobs, np.float32(0.0))
+        groups_of = np.repeat(np.arange(len(groups), dtype=np.int32), self.samples_per_prompt)
         batch = spi.TokenBatch(
             tokens=tokens,
             offsets=offsets,
@@ -234,28 +253,35 @@ class EpisodeSampler(StepSampler[EpisodeGroup]):
             token_columns={
                 spi.GENERATION_LOGPROBS: logprobs,
                 spi.WEIGHT_VERSIONS: versions,
-                **_routed_experts(of["routed"], offsets),
+                **_routed_experts(of["routed"], starts),
             },
-            sequence_columns={spi.GROUP_IDS: np.repeat(np.arange(len(groups), dtype=np.int32), self.samples_per_prompt)},
-            sampling_mask=_sampling_mask(episodes, offsets) if self.sampling_mask else None,
-            images=tuple(of["images"]) if any(of["images"]) else None,
+            sequence_columns={
+                spi.GROUP_IDS: groups_of[owner],
+                **({spi.EPISODE_IDS: owner.astype(np.int32)} if is_cut else {}),
+            },
+            sampling_mask=_sampling_mask(episodes, starts) if self.sampling_mask else None,
+            images=tuple(of["images"][number] for number in owner.tolist()) if any(of["images"]) else None,
         )
-        rewards = np.array(list(map(sum, of["rewards"])), np.float64)
+        rewards = np.where(valid, np.array(list(map(sum, of["rewards"])), np.float64), 0.0).astype(np.float32)
+        components = reward_components(of["reward_components"], valid)
+        metrics = _environment_metrics(compress(of["metrics"], of["valid"]))
+        if self.max_turns > 1:
+            metrics[SEGMENTS_PER_EPISODE] = len(owner) / len(episodes) if episodes else 0.0
         return CollectedRollouts(
             batch=batch,
-            rewards=np.where(valid, rewards, 0.0).astype(np.float32),
-            valid=valid,
-            reward_components=reward_components(of["reward_components"], valid),
-            finish_reasons=np.array(of["finish_reason"], np.uint8),
-            success=np.array(of["success"], np.bool_) & valid,
-            responses=of["text"],
-            num_generated=np.array(of["num_generated"], np.int64),
-            environment_metrics=_environment_metrics(compress(of["metrics"], of["valid"])),
-            failed=failed,
-            truncated=truncated,
-            timed_out=timed_out,
+            rewards=rewards[owner],
+            valid=valid[owner],
+            reward_components={name: column[owner] for name, column in components.items()},
+            finish_reasons=_finish_reasons(episodes) if is_cut else np.array(of["finish_reason"], np.uint8),
+            success=(np.array(of["success"], np.bool_) & valid)[owner],
+            responses=list(chain.from_iterable(one.segment_texts() for one in episodes)) if is_cut else of["text"],
+            num_generated=num_generated,
+            environment_metrics=metrics,
+            failed=failed[owner],
+            truncated=truncated[owner],
+            timed_out=timed_out[owner],
             failures=of["ending"],
-            turns=_turns(episodes, offsets) if self.max_turns > 1 else None,
+            turns=_turns(episodes, starts) if self.max_turns > 1 else None,
         )
 
 
@@ -279,15 +305,33 @@ def _columns(groups: Sequence[EpisodeGroup]) -> dict[str, list[Any]]:
     return columns
 
 
-def _routed_experts(routed: Sequence[Sequence[AnyArray]], offsets: Int64Array) -> dict[str, AnyArray]:
+def _segments(lengths: Sequence[int], ended: Sequence[Sequence[EndedSegment]]) -> tuple[Int64Array, Int64Array]:
+    """Return the episode of each of N sequences, int64 [N], and their offsets, int64 [N+1]. `lengths` are those of episodes,
+    `ended` their segments but the last one."""
+    owner = np.repeat(np.arange(len(lengths)), [len(segments) + 1 for segments in ended])
+    ends = [
+        first + end
+        for first, length, segments in zip(offsets_of(lengths).tolist(), lengths, ended, strict=False)
+        for end in (*(segment.end for segment in segments), length)
+    ]
+    return owner, np.array([0, *ends], np.int64)
+
+
+def _finish_reasons(episodes: Sequence[Episode]) -> UInt8Array:
+    """uint8 [N]: why the last turn of each segment ended."""
+    reasons = [(*(segment.finish_reason for segment in one.ended_segments), one.finish_reason) for one in episodes]
+    return np.array(list(chain.from_iterable(reasons)), np.uint8)
+
+
+def _routed_experts(routed: Sequence[Sequence[tuple[int, AnyArray]]], offsets: Int64Array) -> dict[str, AnyArray]:
     """The column ROUTED_EXPERTS, where it is wanted: of a token that several turns have read, what the last one reports."""
     if not any(routed):
         return {}
-    shape = next(rows.shape[1:] for pieces in routed for rows in pieces)
+    shape = next(rows.shape[1:] for pieces in routed for _, rows in pieces)
     column = np.full((int(offsets[-1]), *shape), -1, np.int16)
     for pieces, start in zip(routed, offsets.tolist(), strict=False):
-        for rows in pieces:
-            target = column[start : start + len(rows)]
+        for place, rows in pieces:
+            target = column[start + place : start + place + len(rows)]
             np.copyto(target, rows, where=rows >= 0)
     return {spi.ROUTED_EXPERTS: column}
 

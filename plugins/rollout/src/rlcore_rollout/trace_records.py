@@ -45,6 +45,8 @@ class SampleRecord:
     was stopped in the turn."""
     digest: str
     """BLAKE2b of its tokens, int32, those that it read among them."""
+    segments: tuple[Count, ...] = ()
+    """The ends of its segments but the last one, among its tokens."""
     in_flight: bool = False
     """True where weights changed in a turn without a stop of the generator."""
     lost: LostRecord | None = None
@@ -145,7 +147,8 @@ def sample_record(episode: Episode, reason: str) -> SampleRecord:
         )
     return SampleRecord(
         turns=tuple(tuple(_spans(versions, places, start, end)) for start, end in ranges),
-        digest=hashlib.blake2b(episode.context().tobytes(), digest_size=DIGEST_BYTES).hexdigest(),
+        digest=hashlib.blake2b(episode.all_tokens().tobytes(), digest_size=DIGEST_BYTES).hexdigest(),
+        segments=tuple(segment.end for segment in episode.ended_segments),
         in_flight=not set(changed) <= set(episode.stops),
         lost=lost,
     )

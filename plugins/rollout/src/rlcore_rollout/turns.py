@@ -31,7 +31,7 @@ class TurnOptions:
 
     sampling: SamplingParams
     max_turns: int
-    history: History = "refuse"
+    history: History = "segment"
     """Handling of chat templates that would rewrite earlier messages."""
     tool_parser: ToolParser | None = None
     """The parser of tool calls; None where nothing says how the model writes them."""
@@ -164,7 +164,8 @@ class Turns:
         episode.ended = True
         self._open.pop(episode.number, None)
         if self._options.on_tokens is not None and self._options.max_turns > 1:
-            self._options.on_tokens(episode.context(), episode.images)
+            for tokens in episode.segment_tokens():
+                self._options.on_tokens(tokens, episode.images)
         self._on_ended(episode)
 
     def _lose(self, episode: Episode, failure: Failure) -> None:
@@ -247,17 +248,18 @@ class Turns:
         await self._calls.others()
         reading, self._reading = [one for one in self._reading if self._is_open(one)], []
         shown = [episode.unread_observation for episode in reading if episode.unread_observation is not None]
-        budgets = [episode.budget for episode in reading]
-        encoded = self.conversations.read([episode.number for episode in reading], shown, budgets)
-        for episode, tokens in zip(reading, encoded, strict=True):
-            if not isinstance(tokens, DataError):
-                episode.next_turn(tokens)
+        limits = [episode.budget + len(episode.context()) for episode in reading]
+        found = self.conversations.read([episode.number for episode in reading], shown, limits)
+        for episode, read in zip(reading, found, strict=True):
+            if not isinstance(read, DataError):
+                tokens, begins_segment = read
+                episode.next_turn(tokens, begins_segment=begins_segment)
                 if episode.ended:
                     self._end(episode)
             elif self._runner.masks_failures:  # a chat template that cannot tell how the conversation goes on
-                self._lose(episode, Failure(reason=str(tokens)))
+                self._lose(episode, Failure(reason=str(read)))
             else:
-                raise tokens
+                raise read
         self._ask([episode for episode in reading if not episode.ended])
 
     def _ask(self, episodes: Sequence[Episode]) -> None:

@@ -17,7 +17,7 @@ from rlcore_text.rows.row_fields import prompt_fault as prompt_fault
 from rlcore_text.rows.row_fields import reply_fault as reply_fault
 
 
-def conversations(tokenizer: Tokenizer, stop_token_ids: Sequence[int], history: History = "refuse") -> Conversations:
+def conversations(tokenizer: Tokenizer, stop_token_ids: Sequence[int], history: History = "segment") -> Conversations:
     """Return what keeps the conversations of episodes."""
     return episodes.Conversations(tokenizer, stop_token_ids, history)
 

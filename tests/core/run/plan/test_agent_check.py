@@ -1,16 +1,18 @@
-"""Keys that only agents have."""
+"""Each way of treating a history is accepted where no agent runs the episodes."""
 
 from collections.abc import Callable
 
 import pytest
 
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.spi import ConfigError
 
 Prepare = Callable[..., RunPlan]
 
 
-def test_a_history_that_only_agents_have_is_refused(prepared: Prepare) -> None:
-    with pytest.raises(ConfigError) as raised:
-        prepared('rollout.history="segment"')
-    assert [problem.path for problem in raised.value.problems] == ["rollout.history"]
+@pytest.mark.parametrize("history", ["segment", "refuse", "keep_sampled"])
+def test_a_history_is_treated_as_the_recipe_says(prepared: Prepare, history: str) -> None:
+    assert prepared(f'rollout.history="{history}"').recipe.rollout.history == history
+
+
+def test_by_default_it_goes_on_in_a_segment(prepared: Prepare) -> None:
+    assert prepared().recipe.rollout.history == "segment"

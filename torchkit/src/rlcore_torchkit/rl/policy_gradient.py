@@ -66,6 +66,8 @@ def log_ratio(level: RatioLevel, current: Tensor, previous: Tensor, sequences: S
     - "sequence": the mean of δ over the sequence's loss tokens (GSPO, arXiv:2507.18071);
     - "sequence_token": the same value, its gradient that of the token's own log-probability (GSPO-token, the same paper);
     - "sequence_product": the sum of δ, whose exp is the ratio of the whole sequences (RLOO, arXiv:2402.14740).
+
+    A segment of an episode is a sequence of its own here: what the policy said within one context.
     """
     delta = current - previous
     match level:
@@ -314,7 +316,8 @@ def off_policy_mask(current: Tensor, generation: Tensor, advantages: Tensor, seq
 
 
 def sequence_mismatch(trainer: Tensor, generation: Tensor, sequences: Sequences, counts: GlobalCounts) -> dict[str, Tensor]:
-    """`sequence_log_ratio`: the mean over sequences of |Σ (trainer - generation)| over a sequence's loss tokens, in nats."""
+    """`sequence_log_ratio`: the mean over sequences of |Σ (trainer - generation)| over a sequence's loss tokens, in nats; of an
+    episode in several sequences their sum counts as one."""
     total = sequences.sum((trainer - generation).detach())
     return {"sequence_log_ratio": total.abs().sum() / max(counts.num_loss_sequences, 1)}
 
@@ -401,11 +404,12 @@ def token_weights(
     """[T] of `dtype`: 0 outside the loss mask, and inside
 
     - "token": 1 / global tokens (DAPO, arXiv:2503.14476, equation 8);
-    - "sequence": 1 / (tokens of its sequence · global sequences) (DeepSeekMath, arXiv:2402.03300, equation 3);
-    - "constant": 1 / (`constant_length` · global sequences) (Dr.GRPO, arXiv:2503.20783, section 3.2); with a length of 1 and
+    - "sequence": 1 / (tokens of its episode · global episodes) (DeepSeekMath, arXiv:2402.03300, equation 3);
+    - "constant": 1 / (`constant_length` · global episodes) (Dr.GRPO, arXiv:2503.20783, section 3.2); with a length of 1 and
       the ratio of whole sequences this is LUSPO's (arXiv:2602.05261).
 
-    The weights come from global counts and from whole sequences, so that the sum over microbatches depends neither on how they
+    An episode is a sequence, or several where `sequences.episode_tokens` says how many tokens they have together.
+    The weights come from global counts and from whole episodes, so that the sum over microbatches depends neither on how they
     were cut nor on their order.
     """
     mask = sequences.loss_mask.to(dtype)
@@ -414,8 +418,8 @@ def token_weights(
         case "token":
             return mask / max(counts.num_loss_tokens, 1)
         case "sequence":
-            num_tokens = sequences.spread(sequences.num_tokens.clamp(min=1))
-            return mask / (num_tokens * num_sequences)
+            num_tokens = sequences.num_tokens if sequences.episode_tokens is None else sequences.episode_tokens
+            return mask / (sequences.spread(num_tokens.clamp(min=1)) * num_sequences)
         case "constant":
             assert constant_length is not None, "refused by check"
             return mask / (constant_length * num_sequences)
@@ -433,7 +437,7 @@ def policy_gradient_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
     current = masked(inputs.logprobs, inputs)
     generation = masked(inputs.token_columns[GENERATION_LOGPROBS], inputs)
     previous = previous_logprobs(inputs, generation, config.previous_logprobs)
-    sequences = Sequences(inputs.loss_mask, inputs.offsets)
+    sequences = Sequences.of(inputs)
     mean = MaskedMean(inputs.loss_mask, inputs.counts)
 
     correction = correction_of(inputs, config, current=current, previous=previous, generation=generation, sequences=sequences)

@@ -10,6 +10,7 @@ from attrs import frozen
 from torch import Tensor
 
 from rlcore.spi import GlobalCounts, LossInputs
+from rlcore_torchkit.rl.episodes import EPISODE_TOKENS
 
 
 def masked(values: Tensor, inputs: LossInputs) -> Tensor:
@@ -35,6 +36,13 @@ class Sequences:
 
     loss_mask: Tensor
     offsets: Tensor
+    episode_tokens: Tensor | None = None
+    """[N]: loss tokens of each sequence's episode (EPISODE_TOKENS); None where each sequence is one."""
+
+    @classmethod
+    def of(cls, inputs: LossInputs) -> "Sequences":
+        """Return the sequences of a microbatch."""
+        return cls(inputs.loss_mask, inputs.offsets, inputs.sequence_columns.get(EPISODE_TOKENS))
 
     @cached_property
     def of_token(self) -> Tensor:

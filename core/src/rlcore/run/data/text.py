@@ -14,8 +14,10 @@ from rlcore.registry.run_parts import text_backend
 from rlcore.run.data.examples import Examples
 from rlcore.spi.arrays import Int32Array, Int64Array
 
-History: TypeAlias = Literal["refuse", "keep_sampled"]
+History: TypeAlias = Literal["segment", "refuse", "keep_sampled"]
 """Handling of templates that would rewrite earlier messages."""
+NextInput: TypeAlias = tuple[Int32Array, bool]
+"""Tokens that an episode reads before its next turn, int32 [length]; True where they begin a segment: a context of its own."""
 Observe: TypeAlias = Callable[[Sequence[spi.Row]], Sequence[spi.Observation]]
 """Returns the prompts that an environment makes of rows."""
 EngineParser: TypeAlias = Callable[[str], spi.ParseToolCalls | None]
@@ -68,9 +70,9 @@ class Conversations(Protocol):
 
     def read(
         self, episodes: Sequence[int], observations: Sequence[spi.Observation], most_tokens: Sequence[int] = ...
-    ) -> list[Int32Array | spi.DataError]:
-        """The tokens that each of some episodes reads next, int32 [length], or the error where it cannot go on. ContractError
-        for messages in an episode that did not begin with some. A text far beyond `most_tokens` is encoded in part."""
+    ) -> list[NextInput | spi.DataError]:
+        """The input that each of some episodes reads next, or the error where it cannot go on. ContractError for messages in an
+        episode that did not begin with some. A text far beyond `most_tokens` is encoded in part."""
 
 
 class Renderer(Protocol):

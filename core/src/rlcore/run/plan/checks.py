@@ -170,7 +170,7 @@ def _is_about(problem: Problem, model: ModelSpec) -> bool:
 
 
 def agent_problems(plan: RunPlan) -> Iterator[Problem]:
-    """Keys that do something where agents run the episodes alone."""
+    """Yield the problem of data sets of which agents run the episodes of some."""
     kinds = {entry.name: _is_agent(entry) for entry in plan.environments}
     if len(set(kinds.values())) > 1:
         yield Problem(
@@ -178,11 +178,6 @@ def agent_problems(plan: RunPlan) -> Iterator[Problem]:
             found=f"the environments {', '.join(kinds)}, of which agents run the episodes of some",
             expected="environments of one kind",
         )
-        return
-    rollout, name = plan.recipe.rollout, plan.recipe.environment.name if plan.recipe.environment is not None else None
-    if rollout.history == "segment" and not plan.runs_agents and plan.algorithm.needs.source != "demonstrations":
-        expected = '"refuse" or "keep_sampled" where no agent runs the episodes'
-        yield Problem(path="rollout.history", found=f'"{rollout.history}", with environment {name!r}', expected=expected)
 
 
 def _is_agent(entry: Entry) -> bool:

@@ -49,7 +49,7 @@ def rollout_metrics(collected: CollectedRollouts) -> dict[str, float]:
         "success_rate": float(success.mean()),
         "response_length_mean": float(num_generated.mean()),
         "response_length_max": float(num_generated.max()),
-        "truncated_fraction": float(collected.truncated.mean()),
+        "truncated_fraction": float(np.maximum.reduceat(collected.truncated, first).mean()),
         "environment/failed": float(collected.failed[first].sum()),
         "environment/timed_out": float(collected.timed_out[first].sum()),
         **{f"environment/{name}": value for name, value in collected.environment_metrics.items()},

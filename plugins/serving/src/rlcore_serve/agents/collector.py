@@ -16,7 +16,7 @@ from rlcore_rollout.environment_results import MaskedFailures
 from rlcore_rollout.episode import NOT_GENERATED
 from rlcore_rollout.episode_collector import EpisodeCollector
 from rlcore_rollout.episode_group import reward_components
-from rlcore_rollout.sampler import StepSampler
+from rlcore_rollout.sampler import SEGMENTS_PER_EPISODE, StepSampler
 from rlcore_rollout.schedule import Schedule
 from rlcore_rollout.step_plans import StepPlans
 from rlcore_serve.agents.groups import AgentEpisode, AgentGroup, AgentGroups
@@ -36,7 +36,7 @@ class AgentSampler(StepSampler[AgentGroup]):
     server: Callable[[SessionContext], SessionServer]
     """Builds the server of its sessions."""
     max_sequence_length: int
-    history: Literal["refuse", "segment"]
+    history: Literal["segment", "refuse"]
 
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> AgentGroups:
         """See StepSampler."""
@@ -120,7 +120,7 @@ class AgentCollector(EpisodeCollector):
         return AgentSampler(
             server=session_server,
             max_sequence_length=rollout.max_sequence_length,
-            history="segment" if rollout.history == "segment" else "refuse",
+            history="refuse" if rollout.history == "refuse" else "segment",
             **parts,
         )
 
@@ -145,11 +145,11 @@ def _silent(token: int) -> Segment:
 
 
 def _means(episodes: Sequence[AgentEpisode]) -> dict[str, float]:
-    """Means over the valid episodes that report a metric, and how many sequences an episode has."""
+    """Means over the valid episodes that report a metric, and how many segments an episode has."""
     values: defaultdict[str, list[float]] = defaultdict(list)
     for episode in episodes:
         if episode.result is not None:
             for name, value in episode.result.metrics.items():
                 values[name].append(value)
     means = {name: float(np.mean(found)) for name, found in values.items()}
-    return means | {"sequences_per_episode": float(np.mean([len(episode.segments) for episode in episodes]))}
+    return means | {SEGMENTS_PER_EPISODE: float(np.mean([len(episode.segments) for episode in episodes]))}

@@ -74,8 +74,8 @@ class SessionContext:
     """The generator's capabilities, of rlcore.spi.capabilities."""
     vocab_size: int | None = None
     """Tokens that the model has; None where that is not known."""
-    history: Literal["refuse", "segment"] = "refuse"
-    """rollout.history: what becomes of a chat whose template rewrites what there was, a refusal or a new sequence."""
+    history: Literal["segment", "refuse"] = "segment"
+    """rollout.history: handling of a chat whose template rewrites what there was, in a new segment or by a refusal."""
     parse_tool_calls: ParseToolCalls | None = None
     """Reads the calls of tools; None where their form is not known, and tools are refused."""
     note: Callable[[str], None]

@@ -19,10 +19,11 @@ from rlcore_serve.sessions.requests import AnswerRequest
 from rlcore_serve.sessions.session import Session
 from rlcore_text.chats.conversation import Conversation, RewritingTemplateError
 from rlcore_text.chats.long_texts import shortened
+from rlcore_text.chats.message_order import order_fault
 from rlcore_text.chats.messages import read_message
 from rlcore_text.chats.tool_calls import FORMS
 
-History = Literal["refuse", "segment"]
+History = Literal["segment", "refuse"]
 
 
 @frozen(kw_only=True, eq=False)
@@ -85,8 +86,8 @@ class ServedModel:
     """The generator's capabilities."""
     vocab_size: int | None = None
     """Tokens that the model has; None where that is not known."""
-    history: History = "refuse"
-    """Handling of a chat whose template rewrites earlier messages: a refusal, or a new segment of tokens rendered anew."""
+    history: History = "segment"
+    """Handling of a chat whose template rewrites earlier messages: a new segment of tokens rendered anew, or a refusal."""
     parse: ParseToolCalls | None = None
     """Reads the calls of tools; None where their form is not known, and tools are refused."""
 
@@ -199,6 +200,8 @@ class ServedModel:
         """The longest known conversation keeps its tokens; what the template puts behind it is encoded alone."""
         keys = conversation_keys(request.messages, request.tools, request.template_variables)
         known, parent = (0, None) if session.record is None else session.record.longest_known(keys)
+        if session.record is not None and (fault := order_fault(request.messages, num_known=known)):
+            raise RequestError(400, f"messages: found {fault}")
         try:
             tokenizer = self.tokenizer.with_variables(request.template_variables)
             if parent is None:

@@ -8,6 +8,7 @@ from attrs import evolve, frozen
 
 from rlcore.run.data.text import History
 from rlcore.spi import DataError, Message, Tool
+from rlcore_text.chats.message_order import RESULTS
 from rlcore_text.chats.messages import ASSISTANT, read_message, role_of
 from rlcore_text.chats.tool_calls import THOUGHT
 
@@ -15,8 +16,6 @@ MARK = "\ue000rlcore\ue000"
 """Stands for the policy's turn where only what surrounds it is wanted: private-use characters, which no template looks for."""
 INSTRUCTIONS = ("system", "developer")
 """Roles of the messages that a conversation begins with."""
-RESULTS = ("tool", "ipython", "function")
-"""Roles of messages that continue the query before them; all others begin another one."""
 
 
 class RewritingTemplateError(DataError):
@@ -65,18 +64,23 @@ class Conversation:
         before = tuple(messages[:-1] if continues and ends_with_answer(messages) else messages)
         return cls(messages=before, tools=tuple(tools), opening=len(before), opened=opened, shown=opened, turn=begun)
 
+    def anew(self, messages: Sequence[Message], tokenizer: ChatRenderer) -> "Conversation":
+        """Return a conversation that begins with all messages so far, the present turn and the environment's messages, as the
+        template renders them now."""
+        return Conversation.begin([*self.messages, {"role": ASSISTANT, "content": self.turn}, *messages], tokenizer, self.tools)
+
     def with_text(self, text: str) -> "Conversation":
         """Return the conversation with more text of the present turn."""
         return evolve(self, turn=self.turn + text)
 
     def answered(
-        self, messages: Sequence[Message], tokenizer: ChatRenderer, history: History = "refuse"
+        self, messages: Sequence[Message], tokenizer: ChatRenderer, history: History = "segment"
     ) -> "tuple[Conversation, str]":
         """Return the conversation with the environment's messages, and what the template puts behind the policy's turn.
 
         White space that a template takes from the edges of a turn, or puts into it, is passed over: the policy's tokens stay
-        as they were sampled. With "refuse", RewritingTemplateError where the template changes anything else of what it has
-        shown or of what was said; with "keep_sampled" both stay, and only what comes behind the turn is taken from it.
+        as they were sampled. RewritingTemplateError where the template changes anything else of what it has shown or of what
+        was said; with "keep_sampled" both stay, and only what comes behind the turn is taken from it.
         """
         after = tuple(messages)
         before = self._window(after)
@@ -89,7 +93,7 @@ class Conversation:
             head, found, added = self._render(before, MARK, after, tokenizer).partition(MARK)
             if not found:
                 raise RewritingTemplateError("the chat template leaves the policy's turn out once the conversation goes on")
-            if history == "refuse":
+            if history != "keep_sampled":
                 self._require_same(begins, head, whole, added)
         gone_on = evolve(
             self,
@@ -98,7 +102,7 @@ class Conversation:
             turn="",
             num_answered=self.num_answered + 1,
         )
-        if history == "refuse" and len(before) < len(self.messages) and gone_on.num_answered.bit_count() == 1:
+        if history != "keep_sampled" and len(before) < len(self.messages) and gone_on.num_answered.bit_count() == 1:
             _require_alike(tokenizer.render_chat(gone_on.messages, self.tools), gone_on.shown, "what it had shown")
         return gone_on, added
 

@@ -4,22 +4,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlcore.run.data.text import History
+from rlcore.run.data.text import History, NextInput
 from rlcore.spi import ContractError, DataError, Observation, Tokenizer
-from rlcore.spi.arrays import Int32Array
 from rlcore_text.chats.conversation import Conversation, RewritingTemplateError
 from rlcore_text.chats.long_texts import shortened
 
 REMEDY = (
-    'Set rollout.history = "keep_sampled" to keep the sampled tokens, model.chat_template to a template that leaves earlier '
-    "turns as they were, or let the environment answer with text"
+    'Let such conversations go on in another sequence with rollout.history = "segment", keep the sampled tokens with '
+    '"keep_sampled", or set model.chat_template to a template that leaves earlier turns as they were'
 )
 
 
 class Conversations:
     """The conversations of episodes by their numbers, and the tokens that each reads after a turn."""
 
-    def __init__(self, tokenizer: Tokenizer, stop_token_ids: Sequence[int], history: History = "refuse") -> None:
+    def __init__(self, tokenizer: Tokenizer, stop_token_ids: Sequence[int], history: History = "segment") -> None:
         self._tokenizer = tokenizer
         self._history: History = history
         self._conversations: dict[int, Conversation | None] = {}
@@ -61,47 +60,56 @@ class Conversations:
 
     def read(
         self, episodes: Sequence[int], observations: Sequence[Observation], most_tokens: Sequence[int] = ()
-    ) -> list[Int32Array | DataError]:
-        """The tokens that each of some episodes reads next, int32 [length]: text and tokens as they are, of messages what the
-        chat template adds to the conversation. The error in place of them where the template rewrites what there is already;
-        ContractError for messages in an episode that did not begin with some. A text far beyond `most_tokens` is encoded in
-        part."""
-        texts, refused = [], {}
-        for episode, observation in zip(episodes, observations, strict=True):
+    ) -> list[NextInput | DataError]:
+        """The input that each of some episodes reads next: text and tokens as they are, of messages what the chat template adds
+        to the conversation. Where the template rewrites what there is already, the whole conversation in a new segment with
+        "segment", and the error with "refuse". ContractError for messages in an episode that did not begin with some. A text
+        far beyond `most_tokens` is encoded in part."""
+        texts, other = [], dict[int, NextInput | DataError]()
+        for index, (episode, observation) in enumerate(zip(episodes, observations, strict=True)):
             try:
-                texts.append(self._text(episode, observation))
-            except RewritingTemplateError as error:
-                refused[episode] = DataError(f"{error}. {REMEDY}")
-                texts.append("")
+                text, begins = self._text(episode, observation)
             except DataError as error:
-                refused[episode] = error
-                texts.append("")
-        for index, most in enumerate(most_tokens):
-            texts[index] = shortened(texts[index], most, lambda text: self._tokenizer.encode_behind([text])[0])
+                other[episode], text, begins = error, "", False
+            encode = self._tokenizer.encode if begins else self._encode_behind
+            text = shortened(text, most_tokens[index], encode) if most_tokens else text
+            if begins:
+                other[episode], text = (np.asarray(encode(text), np.int32), True), ""
+            texts.append(text)
         encoded = self._tokenizer.encode_behind(texts)
-        read: list[Int32Array | DataError] = []
+        read: list[NextInput | DataError] = []
         for episode, observation, tokens in zip(episodes, observations, encoded, strict=True):
-            if episode in refused:
-                read.append(refused[episode])
+            if episode in other:
+                read.append(other[episode])
             elif observation.tokens is not None:
-                read.append(observation.tokens)
+                read.append((observation.tokens, False))
             else:
                 ended = observation.messages is not None and tokens[:1] == [self._ends[episode]]
-                read.append(np.asarray(tokens[1:] if ended else tokens, np.int32))
+                read.append((np.asarray(tokens[1:] if ended else tokens, np.int32), False))
         return read
 
-    def _text(self, episode: int, observation: Observation) -> str:
-        """Return the text to encode for an observation; empty for tokens."""
+    def _encode_behind(self, text: str) -> list[int]:
+        return self._tokenizer.encode_behind([text])[0]
+
+    def _text(self, episode: int, observation: Observation) -> tuple[str, bool]:
+        """Return the text to encode for an observation, empty for tokens, and whether it begins a segment."""
         conversation = self._conversations[episode]
         if observation.messages is None:
             if conversation is not None:
                 tokens = () if observation.tokens is None else observation.tokens
                 self._conversations[episode] = conversation.with_text(observation.text or self._tokenizer.decode(tokens))
-            return observation.text or ""
+            return observation.text or "", False
         if conversation is None:
             raise ContractError(
                 "the environment answered with messages in an episode whose prompt was text or tokens: no chat template can "
                 "tell how they go on. Begin with messages too, or answer with text"
             )
-        self._conversations[episode], text = conversation.answered(observation.messages, self._tokenizer, self._history)
-        return text
+        try:
+            self._conversations[episode], text = conversation.answered(observation.messages, self._tokenizer, self._history)
+        except RewritingTemplateError as error:
+            if self._history == "refuse":
+                raise DataError(f"{error}. {REMEDY}") from error
+            begun = conversation.anew(observation.messages, self._tokenizer)
+            self._conversations[episode], text = begun, begun.opened
+            return text, True
+        return text, False

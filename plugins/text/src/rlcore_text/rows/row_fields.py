@@ -14,6 +14,7 @@ from rlcore.schema.suggestions import nearest
 from rlcore.spi import DataError, Message, Row
 from rlcore_text.chats.conversation import behind_prompt
 from rlcore_text.chats.images import image_parts
+from rlcore_text.chats.message_order import order_fault
 from rlcore_text.chats.messages import ASSISTANT, IN_LOSS, has_value, read_messages, read_tools, role_of
 from rlcore_text.chats.public_fields import FIELDS, PublicField, misspelt_column, names_of
 from rlcore_text.rows.row_images import COLUMNS, MARK, column_images, has_marks, holds_image, with_images
@@ -306,6 +307,8 @@ def reply_fault(messages: Sequence[Message]) -> str | None:
         return "with images; expected them at reset, where the episode begins"
     if read[-1]["role"] == ASSISTANT:
         return "that ends with the assistant's message; expected one that it answers"
+    if fault := order_fault(read, follows_answer=True):
+        return f"with {fault}"
     return None
 
 
