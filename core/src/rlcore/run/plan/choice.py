@@ -286,7 +286,7 @@ def build_chosen_algorithm(recipe: Recipe, entry: Entry, dtype: DtypeName, *, ex
         samples_per_prompt=recipe.rollout.samples_per_prompt,
         minibatches_per_step=recipe.training.minibatches_per_step,
         temperature=recipe.rollout.temperature,
-        generation_logprobs_exact=exact and dtype == "float32" and not recipe.rollout.accept_truncation_bias,
+        generation_logprobs_exact=exact and dtype in ("float32", "float64") and not recipe.rollout.accept_truncation_bias,
         max_response_tokens=recipe.rollout.max_response_tokens,
     )
     return build_algorithm(entry, context, plugin_config(recipe, entry))
