@@ -149,7 +149,7 @@ class Start:
         found = f"a bundle without weights, of weight version {bundle.weight_version}"
         expected = "the model at the beginning of the step"
         remedy = "Name its Hugging Face directory with --weights, or record the step with --weights model."
-        raise ConfigError([Problem(path="bundle", found=found, expected=expected, remedy=remedy)])
+        raise ConfigError([Problem(path="BUNDLE", found=found, expected=expected, remedy=remedy)])
 
     def is_whole(self, bundle: Bundle) -> bool:
         """Return whether the optimizer begins as it did in the bundle's step."""
