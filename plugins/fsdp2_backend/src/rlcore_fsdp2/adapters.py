@@ -21,8 +21,8 @@ from rlcore_fsdp2.sharding import fill, local
 from rlcore_torchkit.adapters.lora import Dropout, initial_adapters, linear_layers_of
 from rlcore_torchkit.adapters.lora_targets import LORA_A, LORA_B, Shape, target_problems, targeted
 from rlcore_torchkit.architectures.decoders import is_described
-from rlcore_torchkit.float64 import master_dtype
 from rlcore_torchkit.forward.decoder_forward import decoder_of
+from rlcore_torchkit.trainer.float64 import master_dtype
 
 A, B = "lora_A", "lora_B"
 

@@ -31,12 +31,12 @@ from rlcore_torchkit.architectures.decoders import is_described
 from rlcore_torchkit.distributed import process_group
 from rlcore_torchkit.distributed.device import use_device
 from rlcore_torchkit.distributed.residency import Residency, num_bytes, reserved_bytes
-from rlcore_torchkit.float64 import arithmetic_of
 from rlcore_torchkit.forward.image_forward import check_images
 from rlcore_torchkit.huggingface.models import dims_of
 from rlcore_torchkit.layers.routing_replay import check_routing
 from rlcore_torchkit.optimizer.settings import step_settings
 from rlcore_torchkit.refit.shard_sender import ShardSender
+from rlcore_torchkit.trainer.float64 import arithmetic_of
 from rlcore_torchkit.trainer.losses import DeferredErrors, Totals, no_losses, total
 from rlcore_torchkit.trainer.microbatch import Microbatch, move
 from rlcore_torchkit.trainer.step_stats import check_bounds, check_finite, check_state

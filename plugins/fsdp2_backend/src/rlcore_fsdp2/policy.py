@@ -20,7 +20,6 @@ from rlcore_fsdp2.sharding import reshard, shard
 from rlcore_fsdp2.tensor_parallel import parallelize
 from rlcore_fsdp2.working_copy import WorkingCopy
 from rlcore_torchkit.architectures.decoders import is_described, is_image_model, layers_of
-from rlcore_torchkit.float64 import master_dtype
 from rlcore_torchkit.forward.image_forward import freeze_vision, patch_any_decoder
 from rlcore_torchkit.forward.packing_probe import probe_packing
 from rlcore_torchkit.head.logprobs import Decode, HeadLogprobs, packed_forward, patch_head, shared_forward
@@ -28,6 +27,7 @@ from rlcore_torchkit.head.onednn import use_onednn
 from rlcore_torchkit.head.values import has_value_head, patch_value_head
 from rlcore_torchkit.huggingface.models import architecture_of, load_model
 from rlcore_torchkit.layers.rms_norm import fuse_norms
+from rlcore_torchkit.trainer.float64 import master_dtype
 
 
 def make_policy(

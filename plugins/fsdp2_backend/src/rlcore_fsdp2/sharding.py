@@ -18,7 +18,7 @@ from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.layout import Meshes
 from rlcore_torchkit.architectures.decoders import described_family, layers_of
 from rlcore_torchkit.architectures.modules import ModuleNames
-from rlcore_torchkit.float64 import master_dtype
+from rlcore_torchkit.trainer.float64 import master_dtype
 
 
 def shard(model: Any, meshes: Meshes, config: Fsdp2Config, spec: ModelSpec) -> None:
