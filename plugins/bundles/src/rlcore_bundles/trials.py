@@ -157,7 +157,7 @@ def _read(folder: Path) -> Computed:
     if "error" in said:
         raise WorkerError(said["error"])
     made = read_bundle(folder / "made")
-    logprobs = np.load(folder / LOGPROBS)
+    logprobs = np.load(folder / LOGPROBS, allow_pickle=False)
     rewards: Rewards | str = said["reason"]
     if not said["reason"]:
         rewards = Rewards(samples=made.sampled, failures={int(key): text for key, text in said["failures"].items()})

@@ -142,7 +142,8 @@ def _place_on_device(
         use_onednn(model)  # what compiles layers knows of it already, and cannot look into ours
     # Nothing may tell tokens with one beginning apart, as replayed experts do; and their gradients, which are added up in the
     # model's dtype, may not be rounded each time.
-    shares = not drops and not any(expert_modules(model)) and next(model.parameters()).dtype in (torch.float32, torch.float64)
+    is_wide = next(model.parameters()).dtype in (torch.float32, torch.float64)
+    shares = not drops and not any(expert_modules(model)) and is_wide
     decode = shared_forward if shares else packed_forward
     _divide(model, spec, meshes, invariant_head(model) if config.batch_invariant else None, decode)
     if config.compile_layers:
