@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,14 @@ import pytest
 from attrs import evolve
 from click.testing import CliRunner
 
+from rlcore.cli.main import cli
 from rlcore.spi import CheckpointError
 from rlcore_bundles.bundle import Bundle
+from rlcore_bundles.certificate.bundle_claims import replays
 from rlcore_bundles.certificate.certificate import Certificate, certificate
 from rlcore_bundles.certificate.command import certify_command
 from rlcore_bundles.certificate.oracle import loss_in_float64, tolerance
-from rlcore_bundles.storage import write_bundle
+from rlcore_bundles.storage import read_bundle, write_bundle
 
 
 def verdicts(found: Certificate) -> dict[str, str]:
@@ -231,3 +234,29 @@ def test_a_wrong_loss_does_not_hold(copied: Path, recorded: Bundle) -> None:
 def test_a_loss_that_cannot_be_computed_says_why(recorded: Bundle, changes: dict[str, Any], expected: str) -> None:
     found = loss_in_float64(evolve(recorded, updates=[evolve(recorded.updates[0], **changes)]), 0)
     assert expected in str(found)
+
+
+@pytest.mark.parametrize("trusts", [False, True])
+def test_code_of_a_model_is_executed_where_option_and_recipe_say_so(
+    receipted: Path, monkeypatch: pytest.MonkeyPatch, trusts: bool
+) -> None:
+    given: list[list[str]] = []
+    path = receipted / "bundles" / "step-000002"
+    bundle = read_bundle(path)
+    allowed = evolve(bundle, recipe=bundle.recipe.replace("trust_remote_code = false", "trust_remote_code = true"))
+
+    def noted(bundle: Bundle, overrides: list[str], **options: Any) -> SimpleNamespace:
+        given.append(overrides)
+        return SimpleNamespace(rows=[])
+
+    monkeypatch.setattr("rlcore_bundles.certificate.bundle_claims.replay", noted)
+    for one in (bundle, allowed):
+        monkeypatch.setattr("rlcore_bundles.certificate.bundle_claims.read_bundle", lambda _, one=one: one)
+        replays(receipted, trusts, lambda _: None)
+    assert given == [[], ["model.trust_remote_code=true"] if trusts else []]
+
+
+def test_wrong_options_are_told_at_once(receipted: Path, tmp_path: Path) -> None:
+    ran = CliRunner().invoke(cli, ["certify", str(receipted), "--trust-remote-code", "-o", str(tmp_path / "page.json")])
+    assert ran.exit_code == 2
+    assert "2 problem(s) with the command line" in ran.output

@@ -21,6 +21,8 @@ from rlcore_bundles.replay import replay
 from rlcore_bundles.replay_command import replay_command
 from rlcore_bundles.replaying import Replayed, Start, plan_of, replayed
 from rlcore_bundles.storage import read_bundle
+from rlcore_ray.config import RayConfig
+from rlcore_ray.session import ray_session
 
 Compared = tuple[Replayed, list[Replayed], Rewards]
 
@@ -62,9 +64,10 @@ def test_the_run_itself_is_the_same_with_and_without_bundles(
     [
         (["trainer.name=megatron"], "rounding"),
         (["model.dtype=bfloat16"], "rounding"),
+        (["trainer.name=fsdp2", "model.dtype=float64"], "rounding"),
         (["training.max_tokens_per_microbatch=16"], "rounding"),
     ],
-    ids=["another trainer", "another dtype", "other microbatches"],
+    ids=["another trainer", "another dtype", "float64", "other microbatches"],
 )
 def test_another_way_to_compute_the_step_differs_by_rounding_alone(
     recorded: Bundle, overrides: list[str], expected: str
@@ -76,6 +79,35 @@ def test_another_way_to_compute_the_step_differs_by_rounding_alone(
     skipped = [row for row in found.rows if row.quantity.startswith("update 2:")]
     assert skipped
     assert {row.verdict for row in skipped} == {"not compared"}
+
+
+def test_a_float64_replay_has_the_bound_of_the_recorded_dtype(recorded: Bundle) -> None:
+    """Within it a difference of float32 is rounding; a temperature that is off by 1 in 10,000 is not."""
+    wrong = _generation(recorded, lambda logprobs: logprobs * np.float32(0.9999))
+    overrides = ["trainer.name=fsdp2", "model.dtype=float64"]
+    assert first_difference(replay(recorded, overrides).rows) is None
+    found = first_difference(replay(wrong, overrides).rows)
+    assert found is not None
+    assert found.quantity == "generator's log-probabilities"
+    assert 0 < found.bound < 1e-4
+
+
+@pytest.mark.wide
+def test_a_step_of_megatron_on_two_ranks_is_repeated_in_float64(recipe_of: Callable[..., Any], tmp_path: Path) -> None:
+    sections: dict[str, Any] = {
+        "run": {"num_steps": 2, "device": "cpu"},
+        "trainer": {"name": "megatron", "megatron": {"tensor_parallel": 2}},
+        "cluster": {"execution": "ray", "gpus_per_node": 2},
+        "generator": {"name": "transformers"},
+        "training": {"minibatches_per_step": 1},
+    }
+    with ray_session(RayConfig(gpus_per_node=2, object_store_mib=100), "cpu", None):
+        run = rlcore.train(recipe_of(tmp_path, **sections), progress="silent")
+    bundle = read_bundle(run.path / "bundles" / "step-000002")
+    found = replay(bundle, ["trainer.name=fsdp2", "model.dtype=float64"])
+    assert first_difference(found.rows) is None, found.rows
+    compared = {row.quantity for row in found.rows if row.verdict == "rounding"}
+    assert {"update 1: log-probabilities", "update 1: gradient norm", "update 1: gradient of a tensor"} <= compared
 
 
 def test_weights_of_another_dtype_are_not_compared(recorded: Bundle) -> None:
@@ -265,13 +297,17 @@ def test_a_layout_that_is_none_is_refused(text: str) -> None:
 def test_a_layout_of_two_ranks_differs_by_rounding_alone(recorded: Bundle) -> None:
     found = replay(recorded, layout_overrides("fsdp2:ranks=2,tensor_parallel=2"))
     assert first_difference(found.rows) is None, found.rows
-    assert {"update 2: loss", "update 2: gradient norm"} <= {row.quantity for row in found.rows if row.verdict == "rounding"}
+    rounded = {row.quantity for row in found.rows if row.verdict == "rounding"}
+    assert {"update 2: log-probabilities", "update 2: gradient norm"} <= rounded
 
 
 def test_a_dtype_that_no_trainer_has_is_refused_by_name(recorded: Bundle) -> None:
-    ran = CliRunner().invoke(cli, ["replay", str(recorded.directory), "--dtype", "float64"])
+    ran = CliRunner().invoke(cli, ["replay", str(recorded.directory), "--dtype", "float8"])
     assert ran.exit_code not in (0, 1)
-    assert 'model.dtype: found "float64"' in ran.output
+    assert 'model.dtype: found "float8"' in ran.output
+    ran = CliRunner().invoke(cli, ["replay", str(recorded.directory), "--trainer", "megatron", "--dtype", "float64"])
+    assert ran.exit_code not in (0, 1)
+    assert "does not compute in float64 (model.dtype)" in ran.output
 
 
 def test_a_step_without_weights_needs_their_directory(recorded: Bundle) -> None:

@@ -160,8 +160,8 @@ def exported(backend: Fsdp2Backend, weight_version: int = 0, dtype: str = "float
 class Reference:
     """Plain transformers, one sequence at a time, and torch's AdamW."""
 
-    def __init__(self, directory: Path, spec: OptimizerSpec = OPTIMIZER) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    def __init__(self, directory: Path, spec: OptimizerSpec = OPTIMIZER, dtype: torch.dtype = torch.float32) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager")
         self.spec = spec
         named = list(self.model.named_parameters())
         matrices = [p for name, p in named if p.ndim > 1 and not name.endswith("bias")]

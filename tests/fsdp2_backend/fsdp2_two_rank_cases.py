@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve, frozen
+from float64_reference import Float64Reference
 from fsdp2_support import (
     TEMPERATURE,
     WEIGHTED,
@@ -134,6 +135,19 @@ for _options in (
     {"activation_checkpointing": True},
 ):
     add_gradient_cases("qwen3", 1, _options)
+
+
+@case("float64")
+def two_ranks_in_float64_equal_transformers_in_float64(ranks: Ranks) -> None:
+    backend = ranks.backend("float64", dtype="float64")
+    reference, batch = Float64Reference(ranks.models / "qwen3"), make_batch()
+    for version in range(2):
+        result = backend.train_step(step_request(shares(batch, 0, ranks.rank), batch.counts(), version))
+        loss, norm = reference.step(batch)
+        assert result.loss == pytest.approx(loss, abs=1e-10)
+        assert result.grad_norm == pytest.approx(norm, abs=1e-10)
+    assert_same(exported(backend, 2, "float64"), reference.tensors(), 1e-10)
+    backend.close(CloseRequest())
 
 
 @case("mixed-precision")

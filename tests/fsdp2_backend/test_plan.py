@@ -32,3 +32,10 @@ def test_moments_that_are_decoded_have_room_in_a_plan() -> None:
     room = {name: memory["activations"] + memory["logits"] for name, memory in (("plain", plain), ("8bit", eight_bit))}
     assert room["plain"] < 80 * 2**22
     assert room["8bit"] == 80 * 2**22
+
+
+def test_float64_doubles_what_float32_holds() -> None:
+    """Master weights, gradients, moments, activations and logits."""
+    context = evolve(plan_context(), as_configured=True)
+    wide, plain = (plan(evolve(context, dtype=dtype), Fsdp2Config())[0].memory for dtype in ("float64", "float32"))
+    assert all(abs(wide[name] - 2 * size) <= 2 for name, size in plain.items() if size)

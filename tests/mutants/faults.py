@@ -661,8 +661,8 @@ FAULTS = (
     Fault(
         "adapters drop the same inputs in all samples of a prompt",
         "rlcore_fsdp2.policy",
-        "shares = not drops and not any(expert_modules(model)) and next(model.parameters()).dtype == torch.float32",
-        "shares = not any(expert_modules(model)) and next(model.parameters()).dtype == torch.float32",
+        "shares = not drops and not any(expert_modules(model)) and is_wide",
+        "shares = not any(expert_modules(model)) and is_wide",
         f"{COMMON_PROMPTS}[qwen3-float32-lora3-False]",
     ),
     # The plugins

@@ -53,6 +53,30 @@ def test_counts_rewards_and_shares_are_those_of_all_steps(tmp_path: Path) -> Non
     assert (late.episodes, late.steps, dict(late.rows)) == (3, {1, 2}, {"row 9": 3})
 
 
+def test_evaluations_are_counted_apart(tmp_path: Path) -> None:
+    measured = [
+        entry("policy", "evaluated", "", episodes=3, reward=2.0),
+        entry("grader", "evaluated", "too late", episodes=1, rows={"row 1": 1}),
+    ]
+    found = ledger(tmp_path, measured, *STEPS, measured)
+    assert found.num_steps == 3
+    assert found.mean_reward == pytest.approx(14 / 27)
+    assert found.evaluations is not None
+    assert found.evaluations.kinds["policy"].mean_reward == pytest.approx(2 / 3)
+    assert found.evaluations.as_json()["kinds"]["grader"]["evaluated"] == 2
+    assert list(lines_of(found, "runs/a"))[-9:] == [
+        "",
+        "2 evaluations, 8 episodes; one that failed counts as unsolved",
+        "        episodes  mean reward",
+        "policy         6        0.667",
+        "grader         2        0.000",
+        "",
+        "grader, evaluated: 2 x too late",
+        "  steps 1, 5",
+        "  row 1 x 2",
+    ]
+
+
 def test_an_algorithm_without_advantages_has_no_shares(tmp_path: Path) -> None:
     found = ledger(tmp_path, [entry("policy", "trained", "", episodes=3, reward=3.0)])
     assert found.kinds["policy"].share is None

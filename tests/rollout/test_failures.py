@@ -210,6 +210,36 @@ def test_a_run_that_was_resumed_has_each_step_once(run: Run, flaky: Registry, tm
     assert resumed == whole
 
 
+MEASURED = ("environment.fake.lost=abcuvwxyz", "environment.fake.num_evaluation_rows=4", "evaluation.temperature=1.0")
+
+
+def test_evaluations_have_lines_of_their_own_also_in_a_resumed_run(run: Run, flaky: Registry, tmp_path: Path) -> None:
+    run(*MEASURED, "evaluation.every_n_steps=1", "run.num_steps=4", registry=flaky)
+    whole = lines(tmp_path)
+    measured = [line for line in whole if count(line, outcome="evaluated")]
+    metrics = [json.loads(line) for line in (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()]
+    failed = {record["step"]: record["eval/failed"] for record in metrics if "eval/failed" in record}
+    assert {line["step"]: count(line, kind="tool") for line in measured} == failed
+    assert sum(failed.values()) > 0
+    assert all(count(line) == count(line, outcome="evaluated") for line in measured)
+    named = [row for line in measured for one in line["entries"] if one["kind"] == "tool" for row in one["rows"]]
+    assert set(named) <= {f"row {number}" for number in range(4)}
+    assert named
+    other = tmp_path / "other"
+    run(*MEASURED, "evaluation.every_n_steps=1", f"run.directory={other}", "run.num_steps=2", registry=flaky)
+    run(
+        *MEASURED,
+        "evaluation.every_n_steps=1",
+        f"run.directory={other}",
+        "run.num_steps=4",
+        registry=flaky,
+        resume=True,
+        allow_changes=True,
+    )
+    resumed = [json.loads(line) for line in (other / "run" / "failures.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in resumed] == [line["step"] for line in whole]
+
+
 def test_groups_that_are_replaced_are_counted_as_asked_again(run: Run, flaky: Registry, tmp_path: Path) -> None:
     run(
         *LOST,

@@ -2,7 +2,9 @@
 
 import pytest
 
+from rlcore.registry.discovery import discover
 from rlcore.registry.run_parts import loop_observers
+from rlcore.run.plan.sections import sections
 from rlcore.spi import PluginError
 
 DESCRIPTION = """
@@ -46,6 +48,15 @@ def test_its_functions_are_called_with_the_argument(add) -> None:
 def test_one_without_a_check_finds_nothing(add) -> None:
     add()
     assert disk().call("check", "a recipe") is None
+
+
+def test_one_with_the_name_of_a_section_is_refused(installer) -> None:
+    config = "import attrs\n@attrs.frozen(kw_only=True)\nclass Own:\n    pass\n"
+    code = config + DESCRIPTION.replace("FIELDS_HERE", "{'name': 'training', 'config': Own}")
+    installer.add("acme", {"rlcore.loop_observers": {"training": "acme_described:DISK"}}, acme_described=code, acme_disk=CODE)
+    with pytest.raises(PluginError) as error:
+        sections(discover())
+    assert "loop_observer 'training' (acme" in str(error.value)
 
 
 def test_it_is_left_out_where_it_is_unwanted_or_disabled(add, monkeypatch) -> None:

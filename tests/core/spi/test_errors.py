@@ -1,5 +1,7 @@
 """Errors that list all that is wrong."""
 
+import pytest
+
 from rlcore.spi import BoundError, ConfigError, Problem, errors
 from rlcore.spi.errors import ProblemsError, RlcoreError
 
@@ -14,6 +16,18 @@ def test_an_error_with_problems_lists_all_of_them():
         "  - a: found 1; expected 2",
         "  - b: found x; expected y. Write y.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("paths", "summary"),
+    [
+        (["--step", "BUNDLE"], "2 problem(s) with the command line:"),
+        (["--step", "run.num_steps"], "2 problem(s) in the recipe:"),
+    ],
+)
+def test_problems_of_options_and_arguments_are_not_in_the_recipe(paths, summary):
+    error = ConfigError([Problem(path=path, found="1", expected="2") for path in paths])
+    assert str(error).splitlines()[0] == summary
 
 
 def test_every_error_that_a_user_meets_has_an_exit_code_of_its_own():

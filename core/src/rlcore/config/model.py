@@ -31,8 +31,8 @@ class ModelConfig:
     """A local Hugging Face directory, or a name on the Hub."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Compute dtype; "auto" is bfloat16 on CUDA and float32 on CPU. Master weights are float32 in any case."""
+    dtype: Literal["auto", "float64", "float32", "bfloat16"] = "auto"
+    """Compute dtype; "auto" is bfloat16 on CUDA and float32 on CPU. Master weights are float32, or float64 with "float64"."""
     trust_remote_code: bool = False
     """Allow code that comes with the model to run."""
     chat_template: Annotated[str, not_empty("Leave the key out for the tokenizer's own template.")] | None = None

@@ -106,15 +106,16 @@ def check_token_arrays(
     upper: float = math.inf,
     has_firsts: bool = False,
 ) -> tuple[Float32Array, ...]:
-    """Return the arrays; an error unless each microbatch has one: float32 [T], finite, within the bounds, and 0.0 at the first
-    token of each sequence unless `has_firsts`."""
+    """Return the arrays; an error unless each microbatch has one: float32 or float64 [T], finite, within the bounds, and 0.0 at
+    the first token of each sequence unless `has_firsts`."""
     if not isinstance(arrays, tuple):
         raise ContractError(f"{name}: found {_described(arrays)}; expected a tuple of arrays")
     if len(arrays) != len(microbatches):
         raise ContractError(f"{name}: found {len(arrays)} arrays; expected one for each of {len(microbatches)} microbatches")
     for index, (array, microbatch) in enumerate(zip(arrays, microbatches, strict=True)):
         where = f"{name} of microbatch {index}"
-        check_array(where, array, np.float32, microbatch.num_tokens)
+        dtype = np.float64 if getattr(array, "dtype", None) == np.float64 else np.float32
+        check_array(where, array, dtype, microbatch.num_tokens)
         check_range(where, array, lower=lower, upper=upper)
         if not has_firsts:
             _check_first_tokens(where, array, microbatch.offsets)

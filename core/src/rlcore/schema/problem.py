@@ -44,11 +44,13 @@ class RlcoreError(Exception):
 
 
 class ProblemsError(RlcoreError):
-    """An error that reports all its problems at once."""
+    """An error that reports all its problems at once. Paths such as --step and BUNDLE are those of a command line."""
 
     summary: ClassVar[str] = "problems"
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         lines = "\n".join(f"  - {problem}" for problem in self.problems)
-        super().__init__(f"{len(self.problems)} {self.summary}:\n{lines}")
+        is_call = all(problem.path.startswith("--") or problem.path.isupper() for problem in self.problems)
+        summary = self.summary.replace("in the recipe", "with the command line") if is_call else self.summary
+        super().__init__(f"{len(self.problems)} {summary}:\n{lines}")

@@ -209,7 +209,7 @@ class TokenBatch(PackedTokens):
     loss_mask: BoolArray
     """bool [T]: True where the token takes part in the loss; never at the first token of a sequence."""
     token_columns: Mapping[str, AnyArray] = field(factory=dict)
-    """Per-token columns, [T] or [T, ...] each, float32, int32, int16 or bool."""
+    """Per-token columns, [T] or [T, ...] each, float32, int32, int16 or bool; float64 where the trainer computes in it."""
     sequence_columns: Mapping[str, AnyArray] = field(factory=dict)
     """Per-sequence columns, [N] each, any numeric dtype or bool."""
     sampling_mask: SamplingMask | None = None
@@ -227,9 +227,10 @@ class TokenBatch(PackedTokens):
         for name, column in [*self.token_columns.items(), *self.sequence_columns.items()]:
             if not isinstance(column, np.ndarray):
                 raise ContractError(f"column {name}: found {type(column).__name__}; expected a numpy array")
+        expected = "float32/float64/int32/int16/bool"
         for name, column in self.token_columns.items():
-            if column.shape[:1] != (self.num_tokens,) or column.dtype not in (np.float32, np.int32, np.int16, np.bool_):
-                found, expected = f"shape {list(column.shape)} of {column.dtype}", "float32/int32/int16/bool"
+            if column.shape[:1] != (self.num_tokens,) or str(column.dtype) not in expected.split("/"):
+                found = f"shape {list(column.shape)} of {column.dtype}"
                 raise ContractError(f"token column {name}: found {found}; expected [{self.num_tokens}] of {expected}")
         for name, column in self.sequence_columns.items():
             if column.shape != (self.num_sequences,) or column.dtype.kind not in "biuf":

@@ -141,7 +141,7 @@ class ModelSpec:
     revision: str | None = None
     """Branch, tag or commit on the Hub; None for the default."""
     dtype: DtypeName = "float32"
-    """Compute dtype. Trainers keep float32 master weights of what they train whatever it is."""
+    """Compute dtype. Trainers keep float32 master weights of what they train; in float64 all that they compute is float64."""
     trust_remote_code: bool = False
 
 

@@ -61,7 +61,7 @@ class LossSpec:
 
 @frozen(kw_only=True, eq=False)
 class LossInputs:
-    """One microbatch, as torch tensors on the trainer's device."""
+    """One microbatch, as torch tensors on the trainer's device; figures are float64 where ModelSpec.dtype is."""
 
     logprobs: "Tensor"
     """float32 [T], differentiable: current log-probabilities at the step's temperature; 0.0 at first tokens. Of a trainer with

@@ -31,7 +31,7 @@ class LoopObserverProvider:
     returns an rlcore.run.protocols.LoopObserver."""
     config: type | None = None
     """Frozen, keyword-only attrs class of the recipe's table `[NAME]`, every field with a docstring beneath it. `recipe.tables`
-    holds the table by name. None where the observer has none."""
+    holds the table by name, which is that of no section of rlcore. None where the observer has none."""
     check: str | None = None
     """`package.module:function`, called as function(plan) before a run, with its rlcore.run.plan.run_plan.RunPlan. It returns
     the Problems and Notes of the recipe; None where nothing can be wrong."""

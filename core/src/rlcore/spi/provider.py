@@ -11,7 +11,6 @@ from attrs import field, frozen
 from rlcore.installed import disabled_by_variable, distribution_of, installed_entry_points, matching
 from rlcore.schema.printable import as_plain, plain_texts
 from rlcore.spi.version import SPI_VERSION
-from rlcore.spi.weights import DtypeName
 from rlcore.time_limit import loading
 
 DescriptionT = TypeVar("DescriptionT")
@@ -159,7 +158,7 @@ class Provider:
     devices: frozenset[str] = field(default=frozenset({"cpu", "cuda"}), converter=as_frozen)
     """Devices it is meant for: `auto` considers it only there; naming it runs it wherever it can. Empty where it has to be
     named, such as one that has options without defaults."""
-    dtypes: frozenset[str] = field(default=frozenset(get_args(DtypeName)), converter=as_frozen)
+    dtypes: frozenset[str] = field(default=frozenset({"float32", "bfloat16", "float16"}), converter=as_frozen)
     """The values of `model.dtype` that a trainer or generator computes in."""
     unavailable: Callable[[], str | None] = always_available
     """A reason why it cannot run here, with its remedy, or None. Must be quick and import nothing heavy."""

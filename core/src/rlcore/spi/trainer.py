@@ -81,7 +81,7 @@ class TrainStepResult:
     """float32 [T] each, as in LogprobsResult, at the weights before the step; None unless asked for."""
     gradient_norms: Mapping[str, float] | None = None
     """L2 norm before clipping of the gradient of each tensor that trains, over all ranks, by its name in exports; adapters by
-    the names of their A and B. A tied tensor has one name. Squares of float32 gradients are added up in float64: the root of
+    the names of their A and B. A tied tensor has one name. Squares of gradients are added up in float64: the root of
     the sum over all tensors is `grad_norm`, up to rounding. None unless asked for."""
 
 
@@ -220,7 +220,7 @@ class LogprobsRequest:
 
 @frozen(kw_only=True, eq=False)
 class LogprobsResult:
-    """One array a microbatch, in the request's order."""
+    """One array a microbatch, in the request's order; where ModelSpec.dtype is float64, of float64."""
 
     logprobs: tuple[Float32Array, ...]
     """float32 [T] each; 0.0 at the first token of each sequence, computed at every other whatever loss_mask says."""
@@ -240,7 +240,7 @@ class ValuesRequest:
 
 @frozen(kw_only=True, eq=False)
 class ValuesResult:
-    """One array a microbatch, in the request's order."""
+    """One array a microbatch, in the request's order; where ModelSpec.dtype is float64, of float64."""
 
     values: tuple[Float32Array, ...]
     """float32 [T] each: the head's output after reading token t, at every token, the first of a sequence too, whatever

@@ -81,7 +81,7 @@ class ShardExport:
     pass on among themselves is not in it."""
 
 
-DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16"]
+DtypeName: TypeAlias = Literal["float64", "float32", "bfloat16", "float16"]
 Head: TypeAlias = Literal["tokens", "value"]
 """The output layer of a model: the vocabulary's head, or one linear output a token."""
 VALUE_HEAD_WEIGHT = "score.weight"
@@ -89,7 +89,7 @@ VALUE_HEAD_WEIGHT = "score.weight"
 
 _OF_ADAPTERS = (".lora_A.weight", ".lora_B.weight")
 """Behind the names of layers, in those of their adapters' tensors."""
-ITEM_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+ITEM_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one number of each DtypeName."""
 _CHUNK_BYTES = 2**22
 """A digest's words are widened so many bytes at a time, so that a large tensor's take no memory of its size."""

@@ -68,7 +68,7 @@ def _bundles(good: Path, bad: Path, step: int | None, tell: Callable[[str], None
         problems = []
         if not all(are_bundles):
             found = f"{bad if are_bundles[0] else good}, which is none"
-            problems.append(Problem(path="GOOD and BAD", found=found, expected="two bundles or two runs"))
+            problems.append(Problem(path="GOOD, BAD", found=found, expected="two bundles or two runs"))
         if step is not None:
             problems.append(Problem(path="--step", found=str(step), expected="none with bundles, which are one step each"))
         if problems:

@@ -144,15 +144,15 @@ def batch_as(batch: BatchT, dtype: torch.dtype) -> BatchT:
 def _problems(bundle: Bundle, number: int | None) -> Iterator[Problem]:
     if not bundle.updates:
         found = "no update: the step had no signal to train on"
-        yield Problem(path="bundle", found=found, expected="an optimizer step", remedy="Record another step.")
+        yield Problem(path="BUNDLE", found=found, expected="an optimizer step", remedy="Record another step.")
         return
     if number is not None and not 1 <= number <= len(bundle.updates):
         yield Problem(path="--update", found=str(number), expected=f"an update of the step, from 1 to {len(bundle.updates)}")
     if ADVANTAGES not in bundle.trained.token_columns:
         found = f"no advantages; the columns are {', '.join(sorted(bundle.trained.token_columns))}"
-        yield Problem(path="bundle", found=found, expected="a step of an algorithm that has them, such as grpo")
+        yield Problem(path="BUNDLE", found=found, expected="a step of an algorithm that has them, such as grpo")
     elif (loss := bundle.updates[0].loss) != LOSS:
-        yield Problem(path="bundle", found=f"the loss {loss}", expected=f"a step of an algorithm with {LOSS}, such as grpo")
+        yield Problem(path="BUNDLE", found=f"the loss {loss}", expected=f"a step of an algorithm with {LOSS}, such as grpo")
 
 
 def _no_advantages(bundle: Bundle) -> str:

@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 
 from rlcore.reading import parse_toml
 from rlcore.run.protocols import CollectedRollouts
-from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS, TurnRewards
+from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, WEIGHT_VERSIONS, TurnRewards
 from rlcore.spi.arrays import AnyArray, BoolArray, Int64Array
 from rlcore_bundles.bundle import Bundle, Update
 from rlcore_bundles.recomputed_rewards import Rewards
@@ -31,6 +31,8 @@ class _Values:
     name: str
     numbers: AnyArray
     place: Callable[[int], str]
+    scale: float = 0.0
+    """The sum of absolute parts, of a quantity that is a sum."""
 
 
 def compare(
@@ -110,7 +112,7 @@ def _bound(unperturbed: _Values | None, perturbed: Sequence[AnyArray]) -> float:
 
 def _row(values: _Values, found: AnyArray, bound: float = 0.0) -> Row:
     """The comparison of the numbers of a quantity."""
-    return Row.of(values.name, {"recorded": values.numbers, "replayed": found}, bound, values.place)
+    return Row.of(values.name, {"recorded": values.numbers, "replayed": found}, bound, values.place, values.scale)
 
 
 def _episode_rows(recorded: Bundle, rewards: Rewards | str) -> Iterator[Row]:
@@ -231,7 +233,9 @@ def _of_update(update: Update, bundle: Bundle, recorded: Bundle, prefix: str) ->
         if before is not None:
             ratios = np.exp(np.clip(update.logprobs[mask].astype(np.float64) - before[mask], -50, 50))
             yield _Values(name=f"{prefix} ratios", numbers=ratios, place=place)
-    yield _single(f"{prefix} loss", update.loss_value)
+    weights = trained.token_columns.get(ADVANTAGES)
+    scale = 0.0 if weights is None or not mask.any() else float(np.abs(weights[mask]).mean())
+    yield evolve(_single(f"{prefix} loss", update.loss_value), scale=scale)
     if update.gradient_norms is not None:
         yield _named(f"{prefix} gradient of a tensor", update.gradient_norms)
     yield _single(f"{prefix} gradient norm", update.grad_norm)

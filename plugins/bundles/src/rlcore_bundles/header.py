@@ -9,7 +9,7 @@ from attrs import field, frozen
 from rlcore.reading import numbers, parse_toml, read_json
 from rlcore.schema.constraints import Count, Positive
 from rlcore.schema.structure import structure
-from rlcore.spi import CheckpointError, Problem
+from rlcore.spi import CheckpointError, FailureKind, Problem
 from rlcore_bundles.bundle import Prompts, Weights
 
 FORMAT: Final = 1
@@ -91,6 +91,13 @@ class _Header:
 
 
 @frozen(kw_only=True)
+class _Ending:
+    kind: FailureKind
+    reason: str
+    masked: bool
+
+
+@frozen(kw_only=True)
 class _Texts:
     rows: tuple[Mapping[str, Any], ...]
     row_hashes: tuple[str, ...]
@@ -99,6 +106,8 @@ class _Texts:
     data_sets: tuple[str, ...]
     weight_version: Count
     oldest_version: int
+    num_endings: Count = 0
+    endings: Mapping[str, _Ending] = field(factory=dict)
 
 
 def read_header(directory: Path) -> dict[str, Any]:

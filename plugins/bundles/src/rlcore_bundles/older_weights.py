@@ -46,4 +46,4 @@ def with_older_weights(
     for version, start in sorted(starts.items()):
         tell(f"log-probabilities of the tokens that weight version {version} sampled")
         logprobs = np.where(versions == version, policy_logprobs(bundle, plan_of(bundle, start, overrides)), logprobs)
-    return evolve(again, sampled_logprobs=logprobs.astype(np.float32), versions=again.versions | starts.keys())
+    return evolve(again, sampled_logprobs=logprobs, versions=again.versions | starts.keys())

@@ -8,7 +8,7 @@ from attrs import evolve
 from rlcore.spi import ConfigError, Problem
 from rlcore_bundles.replaying import Start
 
-UNITS = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+UNITS = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 """The distance from 1 to the next number of each dtype."""
 
 
@@ -32,15 +32,15 @@ def perturbed_start(start: Start, folder: Path, dtype: str, seed: int) -> Start:
     if not source.is_dir():
         found, expected = f"{start.model}, which is no local directory", "a local one, of which rounding can be measured"
         raise ConfigError([Problem(path="model", found=found, expected=expected, remedy="Name one with --weights.")])
-    target = _copy(source, folder / "model", UNITS[dtype], seed)
-    state = None if start.state is None else _copy(start.state, folder / "state", UNITS[dtype], seed)
+    target = _copy(source, folder / "model", dtype, seed)
+    state = None if start.state is None else _copy(start.state, folder / "state", dtype, seed)
     if start.adapters is not None:
         return evolve(start, adapters=target, state=state)
     return evolve(start, model=str(target), state=state)
 
 
-def _copy(source: Path, target: Path, unit: float, seed: int) -> Path:
-    """A copy of a folder, whose numbers in safetensors are changed."""
+def _copy(source: Path, target: Path, dtype: str, seed: int) -> Path:
+    """A copy of a folder, whose numbers in safetensors are changed. Those of a coarser dtype become `dtype`."""
     import torch
     from safetensors import safe_open
     from safetensors.torch import save_file
@@ -54,7 +54,8 @@ def _copy(source: Path, target: Path, unit: float, seed: int) -> Path:
                 tensor = opened.get_tensor(name)
                 if tensor.is_floating_point():
                     signs = torch.randint(0, 2, tensor.shape, generator=random) * 2 - 1
-                    tensor = (tensor.double() * (1 + unit * signs)).to(tensor.dtype)
+                    wide = torch.promote_types(tensor.dtype, getattr(torch, dtype))
+                    tensor = (tensor.double() * (1 + UNITS[dtype] * signs)).to(wide)
                 tensors[name] = tensor
         save_file(tensors, target / file.relative_to(source), metadata)
     return target

@@ -95,7 +95,7 @@ def replay(
     the Hugging Face directory, or of adapters the PEFT one, of the weights at the beginning of the step. `rewards`: the
     environment judges the samples again. `tell` is called with what happens. Raises RlcoreError before anything is allocated
     where the step cannot be computed."""
-    require_prompts({"bundle": bundle})
+    require_prompts({"BUNDLE": bundle})
     start = Start.of(bundle, weights)
     plan = plan_of(bundle, start, overrides)
     tell(f"replay of step {bundle.step} by {plan.chosen['trainer'].label} in {plan.model.dtype} on {plan.device}")

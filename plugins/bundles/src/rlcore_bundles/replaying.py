@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from rlcore.config.load import Origin, RawRecipe
 from rlcore.model_files import config_number
 from rlcore.reading import parse_toml
-from rlcore.registry.discovery import Entry
+from rlcore.registry.discovery import Entry, Registry
 from rlcore.run.data.text import tokenizers
 from rlcore.run.execution.context import execution
 from rlcore.run.interrupt import InterruptGuard
@@ -29,6 +29,7 @@ from rlcore.run.train_step.scorers import Reference, ReferenceScorer, Rescorer
 from rlcore.spi import ConfigError, LoadStateRequest, Problem, Role, RolloutBatch, SaveStateRequest
 from rlcore.spi.arrays import AnyArray, Float32Array
 from rlcore.spi.execution import Backends
+from rlcore.spi.weights import ITEM_BYTES
 from rlcore_bundles.bundle import Bundle
 from rlcore_bundles.file_digests import file_of, leaves
 from rlcore_bundles.recorded_groups import Notes, RecordedTrainer, environment_of, scored_columns
@@ -70,6 +71,16 @@ class ReplayOverrides(InProcessOverrides):
         if self.adapters is not None:
             values["lora"] = {**values["lora"], "init_from": str(self.adapters)}
         return evolve(raw, values=values)
+
+    def described(self, registry: Registry) -> Registry:
+        """The plugins, with generators of every dtype: a replay builds none."""
+        return evolve(registry, entries=tuple(_of_every_dtype(entry) for entry in registry.entries))
+
+
+def _of_every_dtype(entry: Entry) -> Entry:
+    if entry.role != "generator" or entry.provider is None:
+        return entry
+    return evolve(entry, provider=evolve(entry.provider, dtypes=ITEM_BYTES.keys()))
 
 
 class RecordedSamples(Source):
@@ -138,7 +149,7 @@ class Start:
         found = f"a bundle without weights, of weight version {bundle.weight_version}"
         expected = "the model at the beginning of the step"
         remedy = "Name its Hugging Face directory with --weights, or record the step with --weights model."
-        raise ConfigError([Problem(path="bundle", found=found, expected=expected, remedy=remedy)])
+        raise ConfigError([Problem(path="BUNDLE", found=found, expected=expected, remedy=remedy)])
 
     def is_whole(self, bundle: Bundle) -> bool:
         """Return whether the optimizer begins as it did in the bundle's step."""

@@ -5,7 +5,7 @@ bundle.json names the format's version, and the size and SHA-256 of every other 
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,8 @@ from safetensors.numpy import load, save
 from rlcore.files import storage_errors
 from rlcore.reading import read_bytes
 from rlcore.run.protocols import CollectedRollouts
-from rlcore.spi import CheckpointError, ContractError
+from rlcore.secrets import masked
+from rlcore.spi import CheckpointError, ContractError, EpisodeFailure
 from rlcore.spi.arrays import AnyArray, put_rows, take_rows
 from rlcore_bundles.arrays import Table, names_below, put_batch, put_column, put_turns, take_batch, take_column, take_turns
 from rlcore_bundles.bundle import Bundle, Update
@@ -111,8 +112,19 @@ def _texts(bundle: Bundle) -> dict[str, Any]:
         "reset_seeds": list(sampled.reset_seeds),
         "responses": list(sampled.responses),
         "data_sets": list(sampled.data_sets),
+        "num_endings": len(sampled.failures),
+        "endings": _endings(sampled.failures, has_reasons=bundle.prompts == "kept"),
         "weight_version": sampled.weight_version,
         "oldest_version": sampled.oldest_version,
+    }
+
+
+def _endings(failures: Sequence[EpisodeFailure | None], *, has_reasons: bool) -> dict[str, Any]:
+    """The endings of episodes as JSON, by number, without secrets and those by the policy. A reason may quote the prompt."""
+    return {
+        str(number): attrs.asdict(attrs.evolve(one, reason=masked(one.reason) if has_reasons else ""))
+        for number, one in enumerate(failures)
+        if one is not None
     }
 
 
@@ -166,8 +178,11 @@ def _bundle(header: Mapping[str, Any], table: Mapping[str, AnyArray], texts: Map
         reward_components={name: table[f"components/{name}"] for name in names_below(table, "components/")},
         turns=take_turns(table, "turns"),
         environment_metrics=header["sampled"]["environment_metrics"],
-        **{name: texts[name] for name in texts if name != "row_hashes"},
+        failures=_failures(texts),
+        **{name: texts[name] for name in texts if name not in ("row_hashes", "endings", "num_endings")},
     )
+    if len(sampled.failures) not in (0, len(sampled.first_sequences)):
+        raise ValueError(f"{len(sampled.failures)} endings of {len(sampled.first_sequences)} episodes")
     scored = {
         name: take_column(table, f"scored/{name}", batch.offsets, batch.loss_mask) for name in names_below(table, "scored/")
     }
@@ -183,6 +198,14 @@ def _bundle(header: Mapping[str, Any], table: Mapping[str, AnyArray], texts: Map
         digests_after=header["digests"]["after"],
         directory=directory,
     )
+
+
+def _failures(texts: Mapping[str, Any]) -> list[EpisodeFailure | None]:
+    """The endings that `_endings` wrote; none where the bundle does not know them."""
+    failures: list[EpisodeFailure | None] = [None] * texts.get("num_endings", 0)
+    for number, one in texts.get("endings", {}).items():
+        failures[int(number)] = EpisodeFailure(**one)
+    return failures
 
 
 def _require_shapes(of_samples: Mapping[str, AnyArray], num_sequences: int, texts: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ Probe: TypeAlias = Literal["", "attention kernel", "dtype of the head"]
 product with the head in float32."""
 
 EXPECTED = "an interpreter with rlcore-bundles and a trainer"
-LOGPROBS = "logprobs.float32"
+LOGPROBS = "logprobs.npy"
 """The file of another interpreter's log-probabilities."""
 
 
@@ -158,7 +158,7 @@ def _read(folder: Path) -> Computed:
     if "error" in said:
         raise WorkerError(said["error"])
     made = read_bundle(folder / "made")
-    logprobs = np.frombuffer((folder / LOGPROBS).read_bytes(), np.float32)
+    logprobs = np.load(folder / LOGPROBS, allow_pickle=False)
     rewards: Rewards | str = said["reason"]
     if not said["reason"]:
         rewards = Rewards(samples=made.sampled, failures={int(key): text for key, text in said["failures"].items()})
@@ -186,7 +186,7 @@ def _main(folder: Path) -> None:
         said |= {"reason": "", "failures": dict(made.rewards.failures)}
         sampled = made.rewards.samples
     write_bundle(evolve(made.replayed.bundle, sampled=sampled, weights="none"), folder / "made")
-    (folder / LOGPROBS).write_bytes(made.replayed.start_logprobs.tobytes())
+    np.save(folder / LOGPROBS, made.replayed.start_logprobs)
     (folder / "answer.json").write_text(json.dumps(said, default=str))
 
 

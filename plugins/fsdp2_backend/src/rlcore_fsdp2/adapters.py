@@ -22,6 +22,7 @@ from rlcore_torchkit.adapters.lora import Dropout, initial_adapters, linear_laye
 from rlcore_torchkit.adapters.lora_targets import LORA_A, LORA_B, Shape, target_problems, targeted
 from rlcore_torchkit.architectures.decoders import is_described
 from rlcore_torchkit.forward.decoder_forward import decoder_of
+from rlcore_torchkit.trainer.float64 import master_dtype
 
 A, B = "lora_A", "lora_B"
 
@@ -38,6 +39,8 @@ class Adapters:
     layout: ParallelLayout | None
     dtype: torch.dtype
     """The dtype that the layers compute in."""
+    master_dtype: torch.dtype
+    """The dtype of A and B."""
     pads_between: bool
     """True where layers may see padding between a microbatch's tokens, as where each sequence has a row of its own."""
     begun: Mapping[str, Tensor] | None = field(default=None, init=False)
@@ -75,9 +78,8 @@ class Adapters:
             raise ConfigError(problems)
         layers = targeted(found, context.lora)
         pads_between = not is_described(model)
-        adapters = cls(
-            context.lora, context.model.path, context.seed, layers, layout, getattr(torch, context.model.dtype), pads_between
-        )
+        dtypes = getattr(torch, context.model.dtype), master_dtype(context.model)
+        adapters = cls(context.lora, context.model.path, context.seed, layers, layout, *dtypes, pads_between)
         model.requires_grad_(False)
         for name, shape in layers.items():
             adapters._attach(model.get_submodule(name), name, shape)
@@ -89,7 +91,7 @@ class Adapters:
         device = next(layer.parameters()).device
         for key, (outputs, inputs) in {A: (rank, columns), B: (rows, rank)}.items():
             layer.add_module(
-                key, nn.utils.skip_init(nn.Linear, inputs, outputs, bias=False, dtype=torch.float32, device=device)
+                key, nn.utils.skip_init(nn.Linear, inputs, outputs, bias=False, dtype=self.master_dtype, device=device)
             )
         layer.register_forward_hook(partial(self._forward, name, columns))
 
@@ -200,7 +202,7 @@ class AdaptedPart:
     """Consecutive tokens of a pass that one adapter changes."""
 
     weights: Mapping[str, Tensor]
-    """Whole float32 A and B by name."""
+    """Whole A and B by name, in `master_dtype`."""
     dropout: Dropout | None
     rank: int
 

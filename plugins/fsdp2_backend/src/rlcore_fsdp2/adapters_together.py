@@ -88,7 +88,7 @@ class AdaptersTogether:
     parked: Mapping[str, ParkedAdapter]
     """The adapters of the pieces, whose gradients are copies."""
     _leaves: dict[str, dict[str, Tensor]] = field(init=False)
-    """Whole A and B of each adapter, float32, on the device."""
+    """Whole A and B of each adapter, in the dtype of its parameters, on the device."""
     _logprobs: dict[Place, Tensor] = field(factory=dict, init=False)
     """float32 [T] of each microbatch."""
 
@@ -124,8 +124,8 @@ class AdaptersTogether:
 
     def _leaf(self, parameter: Tensor, weights: Tensor) -> Tensor:
         if not isinstance(parameter, DTensor):
-            return weights.to(self.device, torch.float32).detach().requires_grad_()
-        return whole(_like(parameter, weights), torch.float32, self.device).detach().requires_grad_()
+            return weights.to(self.device, parameter.dtype).detach().requires_grad_()
+        return whole(_like(parameter, weights), parameter.dtype, self.device).detach().requires_grad_()
 
     def run(self, max_tokens: int | None) -> tuple[dict[str, ForwardBackwardResult], dict[str, ParkedAdapter]]:
         """Make the passes. Return the figures of the pieces, and the adapters with the pieces' gradients added. NonFiniteError
@@ -224,7 +224,7 @@ def _like(parameter: Tensor, part: Tensor) -> Tensor:
 
 
 def _sum_over_ranks(gradients: Sequence[Tensor | None]) -> None:
-    """Add up float32 tensors in place, in one collective."""
+    """Add up tensors of one dtype in place, in one collective."""
     present = [gradient for gradient in gradients if gradient is not None]
     flat = torch.cat([gradient.flatten() for gradient in present])
     dist.all_reduce(flat)

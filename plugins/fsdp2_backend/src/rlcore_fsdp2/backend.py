@@ -36,6 +36,7 @@ from rlcore_torchkit.huggingface.models import dims_of
 from rlcore_torchkit.layers.routing_replay import check_routing
 from rlcore_torchkit.optimizer.settings import step_settings
 from rlcore_torchkit.refit.shard_sender import ShardSender
+from rlcore_torchkit.trainer.float64 import arithmetic_of
 from rlcore_torchkit.trainer.losses import DeferredErrors, Totals, no_losses, total
 from rlcore_torchkit.trainer.microbatch import Microbatch, move
 from rlcore_torchkit.trainer.step_stats import check_bounds, check_finite, check_state
@@ -51,15 +52,18 @@ class Fsdp2Backend:
         self._parallel = ParallelLayout.of(config, rank_info.rank, rank_info.world_size)
         self.layout = self._parallel.data
         self._context, self._config = context, config
+        self._arithmetic = partial(arithmetic_of, context.model)
         self.device = use_device(rank_info)
         # A model that is whole on its only rank gains nothing from FSDP but copies of its parameters.
         self._is_sharded = rank_info.world_size > 1 or config.cpu_offload
         if not self._is_sharded:
-            self._build(context, config, None)
+            with self._arithmetic():
+                self._build(context, config, None)
             return
         process_group.join(rank_info, config.collective_timeout_s)
         try:
-            self._build(context, config, self._parallel.meshes(rank_info.device))
+            with self._arithmetic():
+                self._build(context, config, self._parallel.meshes(rank_info.device))
         except BaseException:
             process_group.leave()
             raise
@@ -75,7 +79,7 @@ class Fsdp2Backend:
         self._dims = dims_of(self.policy.config) if is_described(self.policy) else None
         self._working = None
         is_trained = context.needs_policy and self.adapters is None
-        if not self._is_sharded and context.model.dtype != "float32" and is_trained:
+        if not self._is_sharded and context.model.dtype in ("bfloat16", "float16") and is_trained:
             self._working = make_working_copy(context.model, config, self.policy, self.device, context.head)
         self._computing = self.policy if self._working is None else self._working.model
         self._reference = None if context.needs_policy else self.policy
@@ -207,7 +211,8 @@ class Fsdp2Backend:
             shared = {name: piece for name, piece in pieces.items() if name not in alone}
             if shared:
                 together = AdaptersTogether.of(self.policy, adapters, self._parallel, self.device, shared, self._parked)
-                results, after = together.run(self._context.max_microbatch_tokens)
+                with self._arithmetic():
+                    results, after = together.run(self._context.max_microbatch_tokens)
                 found, self._parked = found | results, self._parked | after
         except BaseException as error:
             self._parked |= before
@@ -228,7 +233,7 @@ class Fsdp2Backend:
     @spi.hookimpl
     def get_logprobs(self, request: spi.LogprobsRequest) -> spi.LogprobsResult:
         self._check("get_logprobs", request.weight_version)
-        with self._requested(request) as model:
+        with self._requested(request) as model, self._arithmetic():
             check_images(request.microbatches, model)
             check_routing(request.microbatches, self._dims)
             logprobs, entropies = compute_logprobs(model, request, self.device, self._replay)
@@ -238,7 +243,8 @@ class Fsdp2Backend:
     def get_values(self, request: spi.ValuesRequest) -> spi.ValuesResult:
         self._check("get_values", request.weight_version)
         check_images(request.microbatches, self.policy)
-        values = compute_values(self._computing, request, self.device, self._replay)
+        with self._arithmetic():
+            values = compute_values(self._computing, request, self.device, self._replay)
         return spi.ValuesResult(values=values, weight_version=self._weight_version)
 
     @spi.hookimpl
@@ -316,7 +322,7 @@ class Fsdp2Backend:
 
     def _whole_adapters(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in trained(self.policy).items():
-            yield name, whole(parameter.detach(), torch.float32, self.device)
+            yield name, whole(parameter.detach(), parameter.dtype, self.device)
 
     def _gradients(self) -> dict[str, Tensor]:
         """The gradients held, by the names of their parameters."""
@@ -335,17 +341,18 @@ class Fsdp2Backend:
         self._replay.begin()
         errors = DeferredErrors()
         try:
-            outputs = accumulate(
-                self._computing,
-                microbatches,
-                request.loss,
-                request.counts,
-                request.temperature,
-                errors,
-                reduce_every_microbatch=self._reduces_every_microbatch,
-                prepare=partial(self._prepare, request.weight_version),
-                logprobs=logprobs if request.logprobs else None,
-            )
+            with self._arithmetic():
+                outputs = accumulate(
+                    self._computing,
+                    microbatches,
+                    request.loss,
+                    request.counts,
+                    request.temperature,
+                    errors,
+                    reduce_every_microbatch=self._reduces_every_microbatch,
+                    prepare=partial(self._prepare, request.weight_version),
+                    logprobs=logprobs if request.logprobs else None,
+                )
         except BaseException:
             self._failed_midway = self._is_sharded  # FSDP still holds unreduced gradients of the microbatches before
             raise

@@ -29,6 +29,7 @@ from rlcore_torchkit.huggingface.model_check import (
     routing_problems,
     trained_model_problems,
 )
+from rlcore_torchkit.optimizer.settings import optimizer_section
 
 COMPILERS = ("g++", "clang++", "c++")
 """Compilers by which torch.compile builds its kernels' launchers."""
@@ -51,6 +52,7 @@ def check(context: CheckContext, config: Fsdp2Config) -> Sequence[Problem | Note
         *_image_problems(context, config),
         *_compiler_problems(config),
         *batch_invariance_problems(context, config),
+        *_float64_problems(context, config),
     ]
     return problems or list(_notes(context, config))
 
@@ -115,6 +117,25 @@ def _image_problems(context: CheckContext, config: Fsdp2Config) -> Iterator[Prob
     if context.lora is not None and is_image:
         remedy = 'Leave it out, and train less with trainer.fsdp2.freeze = "vision"'
         yield Problem(path="lora", found="the section, with a model that reads images", expected="no adapters", remedy=remedy)
+
+
+NOT_IN_FLOAT64 = {
+    "fp8": "Its products have 8 bits",
+    "batch_invariant": "Its kernels compute in bfloat16",
+    "compile_layers": "A compiled layer keeps the float32 of its code",
+}
+"""Options that compute in a narrower dtype than float64, with the reason."""
+
+
+def _float64_problems(context: CheckContext, config: Fsdp2Config) -> Iterator[Problem]:
+    if context.model.dtype != "float64":
+        return
+    for option, reason in NOT_IN_FLOAT64.items():
+        if getattr(config, option):
+            yield option_problem(option, 'true, with model.dtype = "float64"', "false", reason)
+    if context.optimizer is not None and context.optimizer.moments == "8bit":
+        found, section = '"8bit", with model.dtype = "float64"', optimizer_section(context)
+        yield Problem(path=f"{section}.moments", found=found, expected='"float32"', remedy="Moments are then float64")
 
 
 def _compiler_problems(config: Fsdp2Config) -> Iterator[Problem]:

@@ -120,7 +120,7 @@ class Exporter:
         weight = parameters[name].detach()
         a, b = (parameters.get(f"{name.removesuffix('weight')}{key}") for key in (LORA_A, LORA_B))
         if merges and self.adapters is not None and a is not None and b is not None:
-            a, b = (whole(factor.detach(), torch.float32, device) for factor in (a, b))
+            a, b = (whole(factor.detach(), factor.dtype, device) for factor in (a, b))
             return merged(whole(weight, weight.dtype, device), a, b, self.adapters.scale).to(dtype)
         if (factor := self._factor(name)) == 1.0:
             return whole(weight, dtype, device)

@@ -29,7 +29,7 @@ def gradient_norms(model: Any, exporter: Exporter, device: torch.device, layout:
             gradient = _gradient(parameter)
             squares[name] = squared_sum(local(gradient)) / num_copies(gradient)
         elif name == owner.parameter:  # the first of those that exports hold as one
-            gradients = {each: whole(_gradient(parameters[each]), torch.float32, device) for each in owner.parameters}
+            gradients = {each: whole(_gradient(parameters[each]), parameters[each].dtype, device) for each in owner.parameters}
             for key, part in revert_weight_conversion(model, gradients).items():
                 squares[key] = squared_sum(part) / layout.world_size
     sums = torch.stack([each.to(device) for each in squares.values()])

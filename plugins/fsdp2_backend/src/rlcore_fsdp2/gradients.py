@@ -117,13 +117,13 @@ DIVIDED_BEFORE = ("tensor", "expert")
 
 
 def reduces_every_microbatch(wanted: bool | None, parameters: Iterable[Tensor], memory_bytes: int | None) -> bool:
-    """As the section wants it, or where it leaves that open whether float32 gradients that FSDP has not sharded yet are larger
+    """As the section wants it, or where it leaves that open whether gradients that FSDP has not sharded yet are larger
     than MOST_HELD of the device's memory, None of a host's. A collective: all ranks do the same."""
     if wanted is not None:
         return wanted
     if memory_bytes is None:
         return False
-    held = 4 * sum(map(held_elements, parameters))
+    held = sum(parameter.element_size() * held_elements(parameter) for parameter in parameters)
     return _on_any_rank(held > MOST_HELD * memory_bytes)
 
 

@@ -18,8 +18,8 @@ from rlcore_torchkit.trainer.microbatch import move
 def compute_logprobs(
     model: nn.Module, request: LogprobsRequest, device: torch.device, replay: ModelReplay
 ) -> tuple[tuple[Float32Array, ...], tuple[Float32Array, ...] | None]:
-    """float32 [T] for each microbatch, and the entropies or None; read back from the device once all are queued. `replay` is
-    the policy's, and of no effect on another model."""
+    """float32 or float64 [T] for each microbatch, and the entropies or None; read back from the device once all are queued.
+    `replay` is the policy's, and of no effect on another model."""
     mode = "metric" if request.entropy else "none"
     logprobs, entropies = [], []
     for batch in request.microbatches:

@@ -29,7 +29,7 @@ STEP = "step"
 
 
 class Optimizer:
-    """AdamW and Muon over the float32 parameters of a model that train, in whatever parts ranks hold them."""
+    """AdamW and Muon over the parameters of a model that train, float32 or float64, in whatever parts ranks hold them."""
 
     def __init__(self, members: Sequence[TrainedParameter], spec: OptimizerSpec, device: torch.device) -> None:
         """`device` computes what ranks exchange, which the parameters' own does where they are on the host."""
@@ -80,7 +80,7 @@ class Optimizer:
 
     def begin(self, parameter: nn.Parameter, step: int = 0) -> None:
         """Give a parameter state of zeros, after so many steps."""
-        dtype = torch.uint8 if self._members[parameter].settings.eight_bit else torch.float32
+        dtype = torch.uint8 if self._members[parameter].settings.eight_bit else parameter.dtype
         self.state[parameter] = {STEP: torch.tensor(float(step), device=local(parameter).device)} | {
             kind: _zero_scales(parameter)
             if kind.endswith(SCALE)

@@ -26,8 +26,8 @@ UNFUSED = 1.2
 kernels keep 38,400."""
 PLAIN_KERNELS, COMPILED_KERNELS = 1.75, 1.0
 """Memory traffic of layers, in relation to fused kernels, without and with `compile_layers`."""
-LOGITS_ELEMENTS, LOGITS_BYTES = 3 * 2**26, 8
-"""Logits of one chunk, and bytes of each with its gradient."""
+LOGITS_ELEMENTS = 3 * 2**26
+"""Logits of one chunk, each with its gradient."""
 LAYERS_IN_USE = 2
 """Layers whose gathered weights are held: the one that computes, and the next."""
 EXPERTS_PAY = 64
@@ -86,7 +86,7 @@ def _option(
         num_trained=_num_trained(context, dims),
     )
     if _reduces_every_microbatch(context, dims, config) and layout.data > 1:
-        reduced = 4 * num_parameters(dims) / config.tensor_parallel
+        reduced = _master_bytes(context) * num_parameters(dims) / config.tensor_parallel
         rate = context.device.network if "data" in layout.crosses_nodes else context.device.link
         steps = num_microbatches(tokens_of(context, 1 / context.updates), layout)
         seconds["training"] += 0.5 * reduced / rate * max(steps - 1, 0) * context.updates
@@ -129,29 +129,29 @@ def _num_trained(context: PlanContext, dims: ModelDims) -> float | None:
 
 def memory_of(context: PlanContext, dims: ModelDims, reference: ModelDims | None, config: Fsdp2Config) -> dict[str, int]:
     """Bytes of one rank at the peak of an update, by part."""
-    item, tensor = ITEM_BYTES[context.dtype], config.tensor_parallel
+    item, master, tensor = ITEM_BYTES[context.dtype], _master_bytes(context), config.tensor_parallel
     shards = context.world_size // config.replicate
     total = num_parameters(dims)
     trained = _num_trained(context, dims)
-    state = state_bytes(context.optimizer, dims, trained) / shards
+    state = state_bytes(context.optimizer, dims, trained) * master / 4 / shards
     if trained is None:
         trained = total
-        weights = 4 * total / shards
-        gathered = 0.0 if item == 4 else item * total  # the one rounded copy of a single rank
+        weights = master * total / shards
+        gathered = 0.0 if item == master else item * total  # the one rounded copy of a single rank
     else:
         weights, gathered = item * total / shards, 0.0
     if shards > 1:
         gathered = item * _in_use(dims, config)
-    gradients = 4 * trained / shards
+    gradients = master * trained / shards
     steps = num_microbatches(tokens_of(context, 1 / context.updates), _layout(context, config))
     if shards > tensor and steps > 1 and not _reduces_every_microbatch(context, dims, config):
-        gradients += 4 * _held(trained, dims, config)
+        gradients += master * _held(trained, dims, config)
     if context.reference_passes and context.lora is None and reference is not None:
         weights += item * num_parameters(reference) / shards
     if config.cpu_offload:
         weights = state = 0.0
     tokens = max(context.max_microbatch_tokens, context.max_sequence_length)
-    logits = min(LOGITS_ELEMENTS, tokens * dims.vocab_size / tensor) * LOGITS_BYTES
+    logits = min(LOGITS_ELEMENTS, tokens * dims.vocab_size / tensor) * 2 * master
     activations = _activation_bytes(dims, config, tokens * item / config.context_parallel, logits)
     if context.optimizer.moments == "8bit" and not config.cpu_offload:
         # The step decodes moments once activations and logits are gone.
@@ -166,6 +166,11 @@ def memory_of(context: PlanContext, dims: ModelDims, reference: ModelDims | None
     return {name: int(size) for name, size in parts.items()}
 
 
+def _master_bytes(context: PlanContext) -> int:
+    """Bytes of a master weight, and of its gradient, a moment or a logit."""
+    return max(4, ITEM_BYTES[context.dtype])
+
+
 def _is_repeated(context: PlanContext, dims: ModelDims, given: Fsdp2Config, config: Fsdp2Config) -> bool:
     """Return whether it says what the given section does by itself."""
     if not config.reduce_every_microbatch or given.reduce_every_microbatch is not None:
@@ -178,7 +183,7 @@ def _reduces_every_microbatch(context: PlanContext, dims: ModelDims, config: Fsd
     if config.reduce_every_microbatch is not None:
         return config.reduce_every_microbatch
     trained = _num_trained(context, dims)
-    held = 4 * _held(num_parameters(dims) if trained is None else trained, dims, config)
+    held = _master_bytes(context) * _held(num_parameters(dims) if trained is None else trained, dims, config)
     return held > MOST_HELD * context.device.memory_bytes
 
 

@@ -27,13 +27,14 @@ from rlcore_torchkit.head.onednn import use_onednn
 from rlcore_torchkit.head.values import has_value_head, patch_value_head
 from rlcore_torchkit.huggingface.models import architecture_of, load_model
 from rlcore_torchkit.layers.rms_norm import fuse_norms
+from rlcore_torchkit.trainer.float64 import master_dtype
 
 
 def make_policy(
     spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | None, device: torch.device, head: Head = "tokens"
 ) -> tuple[Any, Exporter]:
-    """The model to train, with float32 master weights, and what exports it."""
-    model = _load_unplaced(spec, torch.float32, meshes, head)
+    """The model to train, with its master weights, and what exports it."""
+    model = _load_unplaced(spec, master_dtype(spec), meshes, head)
     _check_plan(model, meshes)
     exporter = Exporter(model)
     _freeze(model, config)
@@ -54,7 +55,7 @@ def empty_policy(spec: ModelSpec, config: Fsdp2Config, head: Head) -> tuple[Any,
 def make_adapted_policy(
     context: TrainerContext, config: Fsdp2Config, meshes: Meshes | None, device: torch.device
 ) -> tuple[Any, Exporter, Adapters]:
-    """The model frozen in the compute dtype beside float32 adapters, what exports the two as one, and the adapters."""
+    """The model frozen in the compute dtype beside its adapters, what exports the two as one, and the adapters."""
     model = _load_unplaced(context.model, getattr(torch, context.model.dtype), meshes, context.head)
     _check_plan(model, meshes)
     exporter = Exporter(model)
@@ -88,7 +89,10 @@ def make_reference(spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | None, 
 
 def _load_unplaced(spec: ModelSpec, dtype: torch.dtype, meshes: Meshes | None, head: Head) -> Any:
     """Load the model; if it will be sharded, create it on the meta device."""
-    return load_model(spec, dtype=dtype, device="cpu" if meshes is None else "meta", any_decoder=True, head=head)
+    model = load_model(spec, dtype=dtype, device="cpu" if meshes is None else "meta", any_decoder=True, head=head)
+    if dtype == torch.float64:
+        model.set_experts_implementation("eager")  # torch has no grouped product in float64
+    return model
 
 
 def _check_plan(model: Any, meshes: Meshes | None) -> None:
@@ -138,7 +142,8 @@ def _place_on_device(
         use_onednn(model)  # what compiles layers knows of it already, and cannot look into ours
     # Nothing may tell tokens with one beginning apart, as replayed experts do; and their gradients, which are added up in the
     # model's dtype, may not be rounded each time.
-    shares = not drops and not any(expert_modules(model)) and next(model.parameters()).dtype == torch.float32
+    is_wide = next(model.parameters()).dtype in (torch.float32, torch.float64)
+    shares = not drops and not any(expert_modules(model)) and is_wide
     decode = shared_forward if shares else packed_forward
     _divide(model, spec, meshes, invariant_head(model) if config.batch_invariant else None, decode)
     if config.compile_layers:
@@ -147,7 +152,7 @@ def _place_on_device(
     if meshes is None:
         model.to(device)
     else:
-        shard(model, meshes, config, getattr(torch, spec.dtype))
+        shard(model, meshes, config, spec)
         load = load_parts if described else load_from_first
         load(model, spec, device, parameters_on=torch.device("cpu") if config.cpu_offload else device)
 

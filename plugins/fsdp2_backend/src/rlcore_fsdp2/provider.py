@@ -35,6 +35,7 @@ PROVIDER = Provider(
         capabilities.MOMENTS_8BIT,
         capabilities.OPTIMIZER_GROUPS,
     },
+    dtypes={"float64", "float32", "bfloat16", "float16"},
     config=Fsdp2Config,
     unavailable=missing_requirement,
     disabled_capabilities=disabled_capabilities,

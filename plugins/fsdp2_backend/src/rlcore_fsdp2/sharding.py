@@ -13,22 +13,23 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from rlcore.spi import ShardSlice
+from rlcore.spi import ModelSpec, ShardSlice
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.layout import Meshes
 from rlcore_torchkit.architectures.decoders import described_family, layers_of
 from rlcore_torchkit.architectures.modules import ModuleNames
+from rlcore_torchkit.trainer.float64 import master_dtype
 
 
-def shard(model: Any, meshes: Meshes, config: Fsdp2Config, compute_dtype: torch.dtype) -> None:
+def shard(model: Any, meshes: Meshes, config: Fsdp2Config, spec: ModelSpec) -> None:
     """Shard `model`, in place, over the meshes for weights and, where there is one, for experts.
 
-    Parameters keep their dtype; layers compute in `compute_dtype` and gradients are reduced in float32. The reduction is a
+    Parameters keep their dtype; layers compute in the model's and gradients are reduced in the masters'. The reduction is a
     sum, not FSDP's usual mean: each rank's loss is already divided by global counts.
     """
     mesh = meshes.fsdp
     options: dict[str, Any] = {
-        "mp_policy": MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32),
+        "mp_policy": MixedPrecisionPolicy(param_dtype=getattr(torch, spec.dtype), reduce_dtype=master_dtype(spec)),
         "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if config.cpu_offload else OffloadPolicy(),
     }
     reshard_layers = config.reshard_after_forward and meshes.layout.fsdp > 1

@@ -17,7 +17,7 @@ _Key = tuple[bytes, tuple[bytes, ...]]
 
 @define(kw_only=True)
 class _Known:
-    """The log-probabilities of a sequence, float32 [length]."""
+    """The log-probabilities of a sequence, float32 or float64 [length]."""
 
     values: Float32Array
     asked: int
@@ -29,8 +29,8 @@ class ReferenceAhead:
     the sequences that nobody had told of before. What no batch has asked for in a while is dropped."""
 
     def __init__(self, compute: Compute, *, keeps: int) -> None:
-        """`compute` returns float32 [T] of a batch, and is called in the thread alone; a sequence is known for `keeps` batches
-        after that which was next when it came."""
+        """`compute` returns float32 or float64 [T] of a batch, and is called in the thread alone; a sequence is known for
+        `keeps` batches after that which was next when it came."""
         self._compute, self._keeps = compute, keeps
         self._waiting: dict[_Key, Int32Array] = {}
         self._under_way: dict[_Key, Int32Array] = {}
@@ -50,19 +50,20 @@ class ReferenceAhead:
                 self._changed.notify_all()
 
     def logprobs(self, batch: TokenBatch, sequences: Int64Array) -> Float32Array:
-        """float32 [T]: of every token of some of the batch's sequences, int64 [M], and 0.0 in the others. Raises what the
-        reference raised."""
+        """[T], in the dtype of `compute`: of every token of some of the batch's sequences, int64 [M], and 0.0 in the others.
+        Raises what the reference raised."""
         parts = {int(n): batch.tokens[batch.offsets[n] : batch.offsets[n + 1]] for n in sequences}
         images = {number: () if batch.images is None else batch.images[number] for number in parts}
         keys = {number: (tokens.tobytes(), images[number]) for number, tokens in parts.items()}
         for number, tokens in parts.items():
             self.add(tokens, images[number])
-        result = np.zeros(batch.num_tokens, np.float32)
         with self._changed:
             while self._error is None and not all(key in self._known for key in keys.values()):
                 self._changed.wait(POLL_S)
             if self._error is not None:
                 raise self._error
+            values = [self._known[key].values for key in keys.values()]
+            result = np.zeros(batch.num_tokens, np.result_type(np.float32, *values))
             for number, key in keys.items():
                 result[batch.offsets[number] : batch.offsets[number + 1]] = self._known[key].values
             self._asked += 1

@@ -1,8 +1,8 @@
 """The reference's log-probabilities of what a data set holds: computed once for each sequence, and kept in the run directory.
 
-They never change, so every epoch and a resumed run read what the first one computed: 4 bytes a token, at most as many as the
-data set has. A sequence is found by its tokens, so that nothing has to say which row of which file it was, and other data or
-another chat template find nothing of what they do not share. What was computed by another model or trainer is thrown away.
+They never change, so every epoch and a resumed run read what the first one computed: 4 bytes a token, 8 in float64, at most as
+many as the data set has. A sequence is found by its tokens, so that nothing has to say which row of which file it was. Other
+data, or another chat template, find nothing of what they do not share. What another model or trainer computed is thrown away.
 """
 
 import hashlib
@@ -51,8 +51,8 @@ class ReferenceStore:
             yield cls(connection, path)
 
     def logprobs(self, batch: TokenBatch, compute: Callable[[Int64Array], Float32Array]) -> Float32Array:
-        """float32 [T]: what is kept of a batch's sequences. Of the others it is what `compute` returns for their numbers, int64
-        [M], which is float32 [T] too and kept from now on."""
+        """float32 or float64 [T]: what is kept of a batch's sequences. Of the others it is what `compute` returns for their
+        numbers, int64 [M], which is [T] of the same dtype and kept from now on."""
         sequences = [slice(*bounds) for bounds in zip(batch.offsets[:-1].tolist(), batch.offsets[1:].tolist(), strict=True)]
         keys = [_key(batch, number, tokens) for number, tokens in enumerate(sequences)]
         with _storage_errors(self._path):
@@ -74,9 +74,10 @@ class ReferenceStore:
     def _read(self, key: bytes, length: int) -> Float32Array | None:
         """The values of one sequence; None where they are not there, or not what was written."""
         row = self._connection.execute("select value, crc from logprobs where tokens = ?", (key,)).fetchone()
-        if row is None or type(row[0]) is not bytes or len(row[0]) != 4 * length or zlib.crc32(row[0]) != row[1]:
+        dtypes = {4 * length: np.float32, 8 * length: np.float64}
+        if row is None or type(row[0]) is not bytes or len(row[0]) not in dtypes or zlib.crc32(row[0]) != row[1]:
             return None
-        return np.frombuffer(row[0], np.float32)
+        return np.frombuffer(row[0], dtypes[len(row[0])])
 
 
 def _key(batch: TokenBatch, number: int, tokens: slice) -> bytes:

@@ -132,8 +132,10 @@ def _failures(directory: Path) -> dict[str, Any] | None:
     if ledger is None:
         return None
     told = ledger.as_json()
-    reasons = sorted(told["reasons"], key=lambda one: -one["episodes"])[:MAX_REASONS]
-    return {"kinds": told["kinds"], "reasons": [{**one, "rows": {}, "steps": []} for one in reasons]}
+    measured = told["evaluations"] or {"kinds": {}, "reasons": []}
+    kinds = told["kinds"] | {f"evaluation: {kind}": sums for kind, sums in measured["kinds"].items()}
+    reasons = sorted([*told["reasons"], *measured["reasons"]], key=lambda one: -one["episodes"])[:MAX_REASONS]
+    return {"kinds": kinds, "reasons": [{**one, "rows": {}, "steps": []} for one in reasons]}
 
 
 def _versions(directory: RunDirectory) -> dict[str, str]:

@@ -6,7 +6,7 @@ from os.path import lexists
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from rlcore.reading import parse_json, read_bytes
 from rlcore.schema.structure import structure
@@ -14,8 +14,11 @@ from rlcore.spi import CheckpointError, FailureKind
 
 FILE = "failures.jsonl"
 KINDS: Sequence[str] = get_args(FailureKind)
-Outcome: TypeAlias = Literal["trained", "masked", "asked again", "dropped"]
+Outcome: TypeAlias = Literal["trained", "masked", "asked again", "dropped", "evaluated"]
 OUTCOMES: Sequence[str] = get_args(Outcome)
+EVALUATED = "evaluated"
+COUNTED = ("trained", EVALUATED)
+"""Outcomes of episodes whose reward counts."""
 
 
 @frozen(kw_only=True)
@@ -52,7 +55,7 @@ class Sums:
     episodes: int = 0
     of_outcome: Counter[str] = field(factory=Counter)
     reward: float = 0.0
-    """The sum of the rewards of those that were trained on."""
+    """The sum of the rewards of those that were trained on, or measured."""
     generated: int = 0
     loss_tokens: int = 0
     share: float | None = None
@@ -64,7 +67,7 @@ class Sums:
         """Count an entry, with its share of the run's sum of |advantage|."""
         self.episodes += entry.episodes
         self.of_outcome[entry.outcome] += entry.episodes
-        self.reward += entry.reward if entry.outcome == "trained" else 0.0
+        self.reward += entry.reward if entry.outcome in COUNTED else 0.0
         self.generated += entry.generated
         self.loss_tokens += entry.loss_tokens
         if share is not None:
@@ -74,9 +77,9 @@ class Sums:
 
     @property
     def mean_reward(self) -> float | None:
-        """The mean reward of those that were trained on; None of none."""
-        trained = self.of_outcome["trained"]
-        return self.reward / trained if trained else None
+        """The mean reward of those that were trained on, or measured; None of none."""
+        counted = sum(self.of_outcome[outcome] for outcome in COUNTED)
+        return self.reward / counted if counted else None
 
     def as_json(self) -> dict[str, Any]:
         """The sums for a program."""
@@ -99,6 +102,8 @@ class FailureLedger:
     """The kinds that occur, in the order of KINDS."""
     reasons: Mapping[tuple[str, str, str], Sums]
     """Entries by kind, outcome and reason, the most frequent ones first."""
+    evaluations: "FailureLedger | None" = None
+    """The episodes of evaluations, whose number is then `num_steps`; None where there were none."""
 
     @property
     def mean_reward(self) -> float | None:
@@ -134,6 +139,7 @@ class FailureLedger:
             "mean_reward_with_masked_as_zero": self.mean_reward_as_zero,
             "kinds": {kind: sums.as_json() for kind, sums in self.kinds.items()},
             "reasons": reasons,
+            "evaluations": None if self.evaluations is None else self.evaluations.as_json(),
         }
 
 
@@ -145,8 +151,14 @@ def read_ledger(directory: Path) -> FailureLedger | None:
 
 
 def ledger_of(lines: Iterable[StepEntries]) -> FailureLedger:
-    """Add the lines of a run up."""
-    steps = list(lines)
+    """Add the lines of a run up, those of evaluations apart."""
+    every = list(lines)
+    measured = [line for line in every if any(entry.outcome == EVALUATED for entry in line.entries)]
+    evaluations = _added_up(measured) if measured else None
+    return evolve(_added_up([line for line in every if line not in measured]), evaluations=evaluations)
+
+
+def _added_up(steps: Sequence[StepEntries]) -> FailureLedger:
     weights = [sum(one.weight or 0.0 for one in line.entries) for line in steps]
     num_weighed = sum(weight > 0 for weight in weights)
     kinds: dict[str, Sums] = {}

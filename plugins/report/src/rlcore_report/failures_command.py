@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 MAX_ROWS = 8
 """Rows that are shown of each reason."""
 HEAD = ("", "episodes", "trained", "masked", "asked again", "dropped", "mean reward", "|advantage|")
+OF_EVALUATIONS = ("", "episodes", "mean reward")
 
 
 @click.command("failures")
@@ -56,6 +57,18 @@ def lines_of(ledger: "FailureLedger", name: str) -> Iterator[str]:
             "Masked episodes are in no loss and in no group's mean. As rewards of 0 they would have moved the mean reward "
             f"from {before:.3f} to {after:.3f}."
         )
+    yield from _reasons(ledger)
+    if (measured := ledger.evaluations) is not None:
+        episodes = sum(sums.episodes for sums in measured.kinds.values())
+        yield ""
+        yield f"{measured.num_steps} evaluations, {episodes:,} episodes; one that failed counts as unsolved"
+        rows = [(kind, f"{sums.episodes:,}", f"{sums.mean_reward or 0.0:.3f}") for kind, sums in measured.kinds.items()]
+        yield from _table([OF_EVALUATIONS, *rows])
+        yield from _reasons(measured)
+
+
+def _reasons(ledger: "FailureLedger") -> Iterator[str]:
+    """Yield each reason with its steps and rows."""
     for (kind, outcome, reason), sums in ledger.reasons.items():
         yield ""
         yield f"{kind}, {outcome}: {sums.episodes:,} x {reason}"

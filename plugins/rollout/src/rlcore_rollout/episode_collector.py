@@ -26,7 +26,7 @@ from rlcore_rollout.evaluation import AnswerObserver, HeldOutEvaluator
 from rlcore_rollout.from_recipe import episode_options, policy_of, step_options
 from rlcore_rollout.levels import NO_LEVEL, Levels, levels_of
 from rlcore_rollout.prompt_groups import no_parser
-from rlcore_rollout.rollout_files import RolloutFiles, RolloutWriter
+from rlcore_rollout.rollout_files import LedgerFiles, RolloutFiles, RolloutWriter
 from rlcore_rollout.sampler import EpisodeSampler, Replay, StepSampler
 from rlcore_rollout.sources import RolloutSource
 
@@ -92,6 +92,9 @@ class EpisodeCollector(Collector):
     def observers(self, source: Source, held_out: PromptRows | None, loop: LoopContext) -> Iterable[LoopObserver]:
         """See Collector."""
         recipe, writer = self.plan.recipe, RolloutWriter(directory=loop.directory, tokenizer=self.tokenizer)
+        kept = {} if held_out is None else {"rows": held_out.rows, "kept": held_out.kept.tolist()}
+        ledger = LedgerFiles(writer=writer, keeps_answers=recipe.logging.evaluation_answers, **kept)
+        yield ledger
         if isinstance(source, RolloutSource):
             yield RolloutFiles(plan=self.plan, source=source, writer=writer, sinks=loop.sinks)
         if held_out is not None:
@@ -102,7 +105,7 @@ class EpisodeCollector(Collector):
                 evaluator=self._evaluator(held_out, loop.generator, PhaseClock(loop.progress), loop.progress),
                 source=source,
                 progress=loop.progress,
-                keep=writer.save_answers if recipe.logging.evaluation_answers else None,
+                keep=ledger.end_evaluation,
             )
 
     def evaluator(

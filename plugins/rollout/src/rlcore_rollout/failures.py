@@ -1,7 +1,7 @@
-"""failures.jsonl of a run: how the episodes of each step ended, and what they moved.
+"""failures.jsonl of a run: how the episodes of each step and evaluation ended, and what they moved.
 
-Each line has a step and its entries. An entry counts the episodes of one kind, outcome and reason; one without a reason counts
-those that ended by the policy.
+Each line has a step and its entries; those of an evaluation have the outcome "evaluated". An entry counts the episodes of one
+kind, outcome and reason; one without a reason counts those that ended by the policy.
 """
 
 import json
@@ -14,15 +14,16 @@ import numpy as np
 from attrs import asdict, define, evolve, field, frozen
 
 from rlcore.files import storage_errors
+from rlcore.run.data.text import row_name
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.secrets import masked
-from rlcore.spi import EpisodeFailure, FailureKind, TokenBatch
+from rlcore.spi import EpisodeFailure, FailureKind, Row, TokenBatch
 from rlcore_rollout.environment_results import first_line
 from rlcore_rollout.rollout_table import advantages_of
 
-Outcome: TypeAlias = Literal["trained", "masked", "asked again", "dropped"]
+Outcome: TypeAlias = Literal["trained", "masked", "asked again", "dropped", "evaluated"]
 """The outcome of an episode: its reward counted; it was left out of the loss and of its group's statistics; another took its
-place; or its group was too old for any step."""
+place; its group was too old for any step; or it answered a held-out row."""
 FILE = "failures.jsonl"
 MAX_ENTRIES, MAX_ROWS = 32, 8
 """Most entries of a step, and most rows of an entry: the most frequent ones."""
@@ -95,6 +96,16 @@ def step_entries(sampled: CollectedRollouts, trained: TokenBatch, endings: StepE
     return _most_frequent(list(found.values()))
 
 
+def evaluation_entries(answers: CollectedRollouts, rows: Sequence[str]) -> list[Entry]:
+    """Return the entries of an evaluation; `rows`, [G], are the names of its rows."""
+    return _most_frequent(list(_of_samples(answers, None, rows)))
+
+
+def ledger_name(rows: Sequence[Row], number: int) -> str:
+    """Return the name of a row in entries."""
+    return row_name(rows, number).removesuffix(" (the first is 0)")
+
+
 def append_entries(path: Path, step: int, entries: Sequence[Entry]) -> None:
     """Write the line of a step. Raises StorageError where it cannot be written."""
     told = [asdict(one, filter=lambda _, value: value is not None) for one in entries]
@@ -103,11 +114,12 @@ def append_entries(path: Path, step: int, entries: Sequence[Entry]) -> None:
         file.write(f"{line}\n")
 
 
-def _of_samples(sampled: CollectedRollouts, trained: TokenBatch, rows: Sequence[str]) -> Iterator[Entry]:
-    """Yield an entry for all episodes of a step that ended alike."""
+def _of_samples(sampled: CollectedRollouts, trained: TokenBatch | None, rows: Sequence[str]) -> Iterator[Entry]:
+    """Yield an entry for all episodes of a step that ended alike; `trained` is None of those that are only measured."""
     first, episode_of, batch = sampled.first_sequences, sampled.episode_of, sampled.batch
-    advantages = advantages_of(sampled, trained)
-    mask = batch.loss_mask if advantages is None else trained.loss_mask
+    advantages = None if trained is None else advantages_of(sampled, trained)
+    mask = batch.loss_mask if advantages is None or trained is None else trained.loss_mask
+    mask = mask & (trained is not None)
     token_episode = np.repeat(episode_of, batch.lengths)[mask]
     loss_tokens = np.bincount(token_episode, minlength=len(first))
     moved = np.zeros(0) if advantages is None else np.abs(advantages[mask]).astype(np.float64)
@@ -121,7 +133,7 @@ def _of_samples(sampled: CollectedRollouts, trained: TokenBatch, rows: Sequence[
     for (failure, is_valid), numbers in alike.items():
         yield _entry(
             failure,
-            "trained" if is_valid else "masked",
+            "evaluated" if trained is None else "trained" if is_valid else "masked",
             Counter(rows[groups[number]] for number in numbers) if failure and rows else {},
             episodes=len(numbers),
             reward=float(rewards[numbers].sum()),

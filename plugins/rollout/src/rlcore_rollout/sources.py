@@ -8,14 +8,13 @@ from attrs import evolve
 
 from rlcore.run.data.mixes import rows_at
 from rlcore.run.data.prompt_stream import PromptOrder, RandomPurpose
-from rlcore.run.data.text import row_name
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.protocols import CollectedRollouts, Source, always
 from rlcore.spi import Row, capabilities
 from rlcore.spi.arrays import Int64Array
 from rlcore_rollout.curriculum import Curriculum, CurriculumState
 from rlcore_rollout.episode_run import EpisodeRun
-from rlcore_rollout.failures import StepEndings
+from rlcore_rollout.failures import StepEndings, ledger_name
 from rlcore_rollout.gc_tuning import step_begins, step_ends
 from rlcore_rollout.sampler import EpisodeSampler, Replay, StepSampler
 from rlcore_rollout.saved_rollouts import SavedRollouts, damage_told, dumps, loads, restore_rollouts, save_rollouts
@@ -221,7 +220,7 @@ class RolloutSource(Source):
         )
 
     def _name(self, number: int | None) -> str:
-        return "" if number is None else row_name(self._rows, number).removesuffix(" (the first is 0)")
+        return "" if number is None else ledger_name(self._rows, number)
 
     def _solved(self, groups: Sequence[Any]) -> dict[int, float]:
         """The share of solved samples of the batch's groups, of those that tell of their own rows."""

@@ -85,5 +85,5 @@ class Dropout:
 
 
 def merged(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """W + scale · B A in float32, of a weight [out, in] in any dtype, A [rank, in] and B [out, rank] in float32."""
-    return torch.addmm(weight.to(torch.float32), b, a, alpha=scale)
+    """W + scale · B A in the dtype of A [rank, in] and B [out, rank], of a weight [out, in] in any dtype."""
+    return torch.addmm(weight.to(a.dtype), b, a, alpha=scale)

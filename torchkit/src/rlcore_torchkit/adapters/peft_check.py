@@ -166,7 +166,8 @@ def _tensor_problems(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> Itera
         yield Problem(path=str(file), found=str(error), expected="a readable safetensors file")
         return
     if odd:
-        yield Problem(path=str(file), found=listed(odd, _MAX_NAMED), expected="adapters in float32, bfloat16 or float16")
+        expected_dtypes = "adapters in float64, float32, bfloat16 or float16"
+        yield Problem(path=str(file), found=listed(odd, _MAX_NAMED), expected=expected_dtypes)
     expected = {f"{PREFIX}{name}": shape for name, shape in shapes.items()}
     if missing := [name for name in expected if name not in found]:
         named = listed(missing, _MAX_NAMED)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -53,14 +54,19 @@ def adapter_config(spec: LoraSpec, model: ModelSpec, names: Iterable[str]) -> di
 
 
 def read_adapters(directory: str, shapes: Mapping[str, tuple[int, ...]], spec: LoraSpec, model: str) -> dict[str, Tensor]:
-    """Float32 adapters by name, on the host; ModelError where they are not those of `spec` for this model."""
+    """Adapters by name, on the host, in float32, or the file's float64; ModelError where they are not those of `spec`
+    for this model."""
     if problems := adapter_problems(spec, directory, model, shapes):
         raise ModelError(problems)
     file = expanded(directory) / TENSOR_FILE
     tensors = load_file(file)
-    adapters = {name: tensors[f"{PREFIX}{name}"].float() for name in shapes}
+    adapters = {name: _at_least_float32(tensors[f"{PREFIX}{name}"]) for name in shapes}
     raise_model_problems(str(file), list(not_finite(adapters, str(file))))
     return adapters
+
+
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 FILE = "reference_adapters.safetensors"

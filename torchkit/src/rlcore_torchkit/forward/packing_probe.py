@@ -20,12 +20,13 @@ from rlcore_torchkit.forward.decoder_forward import (
     vocabulary_size,
 )
 from rlcore_torchkit.head.logprobs import packed_logprobs
+from rlcore_torchkit.head.softmax_chunks import wide_dtype
 from rlcore_torchkit.layers.attention import PackedSequences
 from rlcore_torchkit.layers.packed_attention import PACKED_ATTENTION, attention_of, count_windows
 
 logger = logging.getLogger(__name__)
 LENGTHS = [9, 14]
-BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
+BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-3, torch.bfloat16: 1e-1}
 """Most mean distance of the log-probabilities of tokens from those of their sequence alone, by the dtype that computes, as a
 share of their standard deviation: far above what rounding does, far below what another sequence does."""
 
@@ -86,7 +87,7 @@ def _probe(model: Any, device: torch.device, dtype: torch.dtype) -> None:
         raise
     except Exception as error:
         _refuse(name, f"{type(model).__name__}, whose own forward pass does not do without masks of its own: {error}")
-    distances = torch.split((together.float() - alone).abs(), LENGTHS)
+    distances = torch.split((together - alone).abs(), LENGTHS)
     spread, bound = alone[alone != 0].std().item(), BOUNDS[dtype]
     found = [distance[1:].mean().item() for distance in distances]
     if not all(distance <= bound * spread for distance in found):
@@ -117,7 +118,7 @@ def _own_forward(model: Any) -> Iterator[None]:
 
 
 def _alone(model: Any, tokens: Tensor) -> Tensor:
-    """float32 [length]: log-probabilities, 0.0 at the first token."""
-    logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1].float()
-    chosen = logits.log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
+    """float32 or float64 [length]: log-probabilities, 0.0 at the first token."""
+    logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
+    chosen = logits.log_softmax(-1, wide_dtype(logits.dtype)).gather(1, tokens[1:, None])[:, 0]
     return torch.cat([chosen.new_zeros(1), chosen])

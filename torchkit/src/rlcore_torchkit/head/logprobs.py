@@ -161,7 +161,7 @@ class _Product:
     """The product with the head."""
 
     is_wide: bool = False
-    """True where it is taken in float32, whatever the model's dtype is."""
+    """True where it is taken in float32, whatever narrower dtype the model has."""
 
 
 _product = _Product()
@@ -169,7 +169,7 @@ _product = _Product()
 
 @contextmanager
 def head_in_float32() -> Iterator[None]:
-    """Take the product with the head in float32 within the block: what the model's dtype does there is measured so. Under
+    """Take the product with the head in float32 within the block, or float64: what the model's dtype does is measured so. Under
     autocast the product keeps autocast's dtype."""
     before, _product.is_wide = _product.is_wide, True
     try:
@@ -187,7 +187,7 @@ def head_states(caller: str, hidden: Tensor, weight: Tensor, targets: Tensor, te
     if not temperature > 0.0:
         raise ContractError(f"{caller}: found temperature {temperature}; expected a positive one")
     if _product.is_wide:
-        return hidden.float()
+        return hidden.to(wide_dtype(hidden.dtype))
     device = hidden.device.type
     return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden
 

@@ -99,7 +99,10 @@ def _choose(recipe: Recipe, registry: Registry, device: Device, measures_own: bo
         device=device,
         algorithm=algorithm,
         other_environments=tuple(others),
-        notes=(*map(_gone_without, into), *_passed_over(recipe, registry, chosen, device, needs, dtype)),
+        notes=(
+            *(f"sinks.names: the run goes without a default: {first_line(error)}" for error in into),
+            *_passed_over(recipe, registry, chosen, device, needs, dtype),
+        ),
     )
 
 
@@ -117,10 +120,6 @@ def _default_sinks(registry: Registry) -> tuple[str, ...]:
     """Sinks of a recipe that names none. A run leaves out those that cannot be used here."""
     sound = entries_by_name(registry.of("sink"))
     return tuple(name for name, entry in sound.items() if entry.provider is not None and entry.provider.priority > 0)
-
-
-def _gone_without(error: PluginError) -> str:
-    return f"sinks.names: the run goes without a default: {first_line(error)}"
 
 
 def _passed_over(
@@ -142,12 +141,12 @@ def _passed_over(
 
 def _several_ranks(registry: Registry) -> Registry:
     """The registry without executions that run one process, and that nobody expects to run several ranks."""
-    entries = [entry for entry in registry.entries if entry.role != "execution" or _runs_ranks(entry)]
+
+    def runs_ranks(entry: Entry) -> bool:
+        return entry.provider is None or capabilities.MULTI_RANK in entry.provider.capabilities
+
+    entries = [entry for entry in registry.entries if entry.role != "execution" or runs_ranks(entry)]
     return evolve(registry, entries=tuple(entries))
-
-
-def _runs_ranks(entry: Entry) -> bool:
-    return entry.provider is None or capabilities.MULTI_RANK in entry.provider.capabilities
 
 
 def _execution_name(recipe: Recipe) -> str:
@@ -286,7 +285,7 @@ def build_chosen_algorithm(recipe: Recipe, entry: Entry, dtype: DtypeName, *, ex
         samples_per_prompt=recipe.rollout.samples_per_prompt,
         minibatches_per_step=recipe.training.minibatches_per_step,
         temperature=recipe.rollout.temperature,
-        generation_logprobs_exact=exact and dtype == "float32" and not recipe.rollout.accept_truncation_bias,
+        generation_logprobs_exact=exact and dtype in ("float32", "float64") and not recipe.rollout.accept_truncation_bias,
         max_response_tokens=recipe.rollout.max_response_tokens,
     )
     return build_algorithm(entry, context, plugin_config(recipe, entry))

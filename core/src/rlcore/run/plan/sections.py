@@ -12,6 +12,7 @@ from rlcore.config.convert import CLUSTER, EXECUTION, OBSERVERS, SINKS, TABLES, 
 from rlcore.config.load import COMMAND_LINE, RawRecipe
 from rlcore.config.recipe import Recipe
 from rlcore.registry.discovery import Entry, ObserverEntry, Registry, discover, load_group
+from rlcore.registry.plugin_errors import listing_error
 from rlcore.registry.run_parts import LoopObserverEntry
 from rlcore.registry.selection import AUTO, select
 from rlcore.registry.states import InstalledT, entries_by_name, named_state, states_of
@@ -104,6 +105,8 @@ def sections(registry: Registry) -> dict[str, dict[str, type]]:
     observers = entries_by_name(registry.observer_entries)
     of_loop = entries_by_name(load_group(LoopObserverEntry, TABLES))
     tables = {name: entry.provider.config for name, entry in of_loop.items() if entry.provider and entry.provider.config}
+    if taken := [of_loop[name].label for name in tables if name in describe.fields(Recipe)]:
+        raise listing_error("found observers with the name of a section of rlcore; RLCORE_DISABLE_PLUGINS disables them", taken)
     return found | {OBSERVERS: {name: entry.config or NoOptions for name, entry in observers.items()}, TABLES: tables}
 
 

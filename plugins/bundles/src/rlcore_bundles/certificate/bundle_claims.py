@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from rlcore.reading import parse_toml
 from rlcore.spi import CheckpointError, RlcoreError
 from rlcore_bundles.certificate.claims import Judgement, held, missing, one_line
 from rlcore_bundles.certificate.oracle import loss_in_float64, tolerance
 from rlcore_bundles.difference import first_difference
 from rlcore_bundles.replay import replay
+from rlcore_bundles.replaying import TRUST
 from rlcore_bundles.storage import read_bundle
 
 ABSENT = "no bundles/ (logging.bundles_every_n_steps)"
@@ -55,15 +57,18 @@ def losses(run: Path) -> Judgement:
     return _counted(count, problems, reasons, f"{count} updates, at most {worst:.2g} apart")
 
 
-def replays(run: Path, tell: Callable[[str], None]) -> Judgement:
-    """A replay of each bundle repeats every quantity up to rounding."""
+def replays(run: Path, trusts: bool, tell: Callable[[str], None]) -> Judgement:
+    """A replay of each bundle repeats every quantity up to rounding. `trusts`: code of the model is executed, if the recipe
+    does."""
     folders = bundle_folders(run)
     if not folders:
         return missing(ABSENT)
     problems, reasons, count = list[str](), list[str](), 0
     for path in folders:
         try:
-            rows = replay(read_bundle(path), rewards=False, tell=tell).rows
+            bundle = read_bundle(path)
+            wanted = trusts and parse_toml(bundle.recipe)["model"].get(TRUST, False)
+            rows = replay(bundle, [f"model.{TRUST}=true"] if wanted else [], rewards=False, tell=tell).rows
         except RlcoreError as error:
             reasons.append(f"{path.name}: {one_line(error)}")
             continue

@@ -52,11 +52,14 @@ class Certificate:
     """The SHA-256 over the lines `SHA-256  NAME` of the inputs, as sha256sum prints them."""
 
 
-def certificate(run: Path, *, replays: bool = False, tell: Callable[[str], None] = lambda _: None) -> Certificate:
-    """Judge a run by its directory. `replays`: its bundles are computed again. CheckpointError where there is no run."""
+def certificate(
+    run: Path, *, replays: bool = False, trusts: bool = False, tell: Callable[[str], None] = lambda _: None
+) -> Certificate:
+    """Judge a run by its directory. `replays`: its bundles are computed again. `trusts`: code of a model is then
+    executed, where the recipe allows it. CheckpointError where there is no run."""
     path = SavedRun.find(run).path
     claims = [judged(name, command, judge, path) for name, (command, judge) in JUDGES.items()]
-    again: Judge = partial(bundle_claims.replays, tell=tell) if replays else _not_replayed
+    again: Judge = partial(bundle_claims.replays, trusts=trusts, tell=tell) if replays else _not_replayed
     claims.insert(list(JUDGES).index("checkpoints"), judged("replays", "rlcore certify RUN --replay", again, path))
     inputs = inputs_of(path)
     lines = "".join(f"{digest}  {name}\n" for name, digest in inputs)

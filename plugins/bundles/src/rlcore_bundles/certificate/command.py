@@ -21,15 +21,19 @@ NOT_HELD = 1
     "-o", "--output", type=click.Path(path_type=Path), help="The page, as Markdown, and beside it a .json; by default print it."
 )
 @click.option("--replay", "replays", is_flag=True, help="Compute the run's bundles again.")
+@click.option("--trust-remote-code", "trusts", is_flag=True, help="Execute code that comes with a model, if the recipe does.")
 @click.option("--json", "as_json", is_flag=True, help="Print the certificate as JSON.")
-def certify_command(run: Path, output: Path | None, replays: bool, as_json: bool) -> None:
+def certify_command(run: Path, output: Path | None, replays: bool, trusts: bool, as_json: bool) -> None:
     """Write one page: which proofs a run holds.
 
     It reads the directory RUN alone. The exit code is 1 where a claim does not hold.
     """
-    if output is not None:
-        _require_page(output)
-    found = certificate(run, replays=replays, tell=lambda text: click.echo(text, err=True))
+    problems = [] if output is None else list(_page_problems(output))
+    if trusts and not replays:
+        problems.append(Problem(path="--trust-remote-code", found="the option, without --replay", expected="both"))
+    if problems:
+        raise ConfigError(problems)
+    found = certificate(run, replays=replays, trusts=trusts, tell=lambda text: click.echo(text, err=True))
     text, record = "\n".join(page(found)) + "\n", json.dumps(attrs.asdict(found), indent=1) + "\n"
     if output is not None:
         write_atomically(output, text, NAMED_OUTPUT)
@@ -44,16 +48,16 @@ def certify_command(run: Path, output: Path | None, replays: bool, as_json: bool
         click.get_current_context().exit(NOT_HELD)
 
 
-def _require_page(output: Path) -> None:
-    """ConfigError where no page can be written beside its JSON."""
+def _page_problems(output: Path) -> Iterator[Problem]:
+    """Yield what keeps a page from being written beside its JSON."""
     record, expected = (
         output.with_suffix(".json") if output.name else output,
         "a file of another suffix than .json, such as certificate.md",
     )
     if not output.name or output.suffix == ".json":
-        raise ConfigError([Problem(path="--output", found=str(output), expected=expected)])
-    if folders := [path for path in (output, record) if path.is_dir()]:
-        raise ConfigError([Problem(path="--output", found=f"{folders[0]}, a folder", expected="the name of a file")])
+        yield Problem(path="--output", found=str(output), expected=expected)
+    elif folders := [path for path in (output, record) if path.is_dir()]:
+        yield Problem(path="--output", found=f"{folders[0]}, a folder", expected="the name of a file")
 
 
 def summary(found: Certificate) -> str:

@@ -15,6 +15,8 @@ from rlcore_bundles.receipts.record import read_lines
 
 METRIC = "token_mult_prob_error"
 FAILURES = "failures.jsonl"
+EVALUATED = "evaluated"
+"""Outcome of episodes that nothing trains on."""
 """The ledger of failures. A line is a step with `entries`: `episodes` that ended by one `kind`, with `outcome` and `weight`.
 The weight sums |advantage| over loss tokens."""
 POLICY = "policy"
@@ -100,7 +102,8 @@ def failures(run: Path) -> Judgement:
     """The failures of the run, and what they moved."""
     if not (run / FAILURES).is_file():
         return missing(f"no {FAILURES}")
-    entries = [entry for line in read_lines(run / FAILURES) for entry in line["entries"]]
+    every = [entry for line in read_lines(run / FAILURES) for entry in line["entries"]]
+    entries = [entry for entry in every if entry["outcome"] != EVALUATED]
     kinds, total, moved = Counter[str](), 0.0, 0.0
     for entry in entries:
         kinds[str(entry["kind"])] += int(entry["episodes"])

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from attrs import frozen
 
-from rlcore.schema.constraints import Count, Positive, above, at_least
+from rlcore.schema.constraints import Count, Positive, above, at_least, between
 
 TurnedOffBy0: TypeAlias = Annotated[int, at_least(0, "0 turns it off.")]
 
@@ -27,7 +27,7 @@ class ReceiptsConfig:
     on_excess: Literal["warn", "error"] = "warn"
     """The action on a difference beyond that bound, or a refit of another tensor than the trainer's: a note that names the
     cause ("warn"), or the end of the run ("error")."""
-    num_threads: Positive = 2
+    num_threads: Annotated[int, between(1, 1024)] = 2
     """Threads of the process that computes."""
     max_waiting: Count = 1
     """Most steps that wait for that process, each with a copy of the model on disk. A further step is not computed again, and a
