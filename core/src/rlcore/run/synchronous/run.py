@@ -30,7 +30,7 @@ from rlcore.run.report.timing import PhaseClock
 from rlcore.run.synchronous.source import SynchronousSource
 from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
 from rlcore.run.train_step.policy import PolicyLearner
-from rlcore.run.train_step.scorers import Reference
+from rlcore.run.train_step.scorers import Reference, scorers_of
 from rlcore.spi import Tokenizer
 from rlcore.spi.execution import Backends
 
@@ -67,7 +67,7 @@ class SynchronousRun:
                 recipe=self.recipe,
                 algorithm=algorithm,
                 source=source,
-                scorers=[],
+                scorers=[*scorers_of(algorithm.needs, Reference.of(backends), backends.trainer, clock)],
                 learners=[self._policy(algorithm, backends, clock, progress)],
                 weights=self._weights(backends, clock, progress, guard),
                 saver=Unsaved(),
@@ -98,7 +98,7 @@ class SynchronousRun:
         entry, config = self._plugin("algorithm")
         algorithm = build_algorithm(entry, context, config)
         needs = algorithm.needs
-        if needs.source != "rollouts" or needs.critic or needs.reference_logprobs_in_rollouts:
+        if needs.source != "rollouts" or needs.critic:
             raise spi.ContractError(f"{entry.label}: the inner ring trains the policy alone, on its rollouts")
         return algorithm
 
