@@ -268,9 +268,4 @@ def dtype_of(recipe: Recipe, device: Device) -> spi.DtypeName:
 
 def model_spec(recipe: Recipe, device: Device) -> spi.ModelSpec:
     """The facts about the model that backends get."""
-    return spi.ModelSpec(
-        path=recipe.model.path,
-        revision=recipe.model.revision,
-        dtype=dtype_of(recipe, device),
-        trust_remote_code=recipe.model.trust_remote_code,
-    )
+    return recipe.model.spec(dtype_of(recipe, device))

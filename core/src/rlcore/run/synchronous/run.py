@@ -86,17 +86,8 @@ class SynchronousRun:
                 loop.run()
 
     def _algorithm(self) -> AlgorithmHandle:
-        rollout, training = self.recipe.rollout, self.recipe.training
-        context = spi.AlgorithmContext(
-            seed=self.recipe.run.seed,
-            samples_per_prompt=rollout.samples_per_prompt,
-            minibatches_per_step=training.minibatches_per_step,
-            temperature=rollout.temperature,
-            generation_logprobs_exact=False,
-            max_response_tokens=rollout.max_response_tokens,
-        )
         entry, config = self._plugin("algorithm")
-        algorithm = build_algorithm(entry, context, config)
+        algorithm = build_algorithm(entry, self.recipe.algorithm_context("float32", exact=False), config)
         needs = algorithm.needs
         if needs.source != "rollouts" or needs.critic:
             raise spi.ContractError(f"{entry.label}: the inner ring trains the policy alone, on its rollouts")
@@ -207,9 +198,7 @@ class SynchronousRun:
 
     @property
     def _model(self) -> spi.ModelSpec:
-        model = self.recipe.model
-        dtype = "float32" if model.dtype == "auto" else model.dtype
-        return spi.ModelSpec(path=model.path, revision=model.revision, dtype=dtype, trust_remote_code=model.trust_remote_code)
+        return self.recipe.model.spec("float32")
 
     def _plugin(self, role: Literal["trainer", "generator", "algorithm", "environment"]) -> tuple[Entry, Any]:
         """The plugin that the recipe names for a role, with its options."""
