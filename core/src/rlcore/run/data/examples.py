@@ -51,7 +51,7 @@ class Examples:
             row_offsets=np.arange(len(rows) + 1) * answers,
             rows=rows,
             num_dropped=num_dropped,
-            rewards=np.tile(np.float32([1, 0]), len(rows)) if answers > 1 else None,
+            rewards=np.tile(np.asarray([1.0, 0.0], np.float32), len(rows)) if answers > 1 else None,
             images=images,
         )
 
