@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from rlcore.spi import REFERENCE_LOGPROBS, ContractError, LossInputs, TokenBatch
 from rlcore.spi.arrays import offsets_of
-from rlcore_dpo.config import DpoConfig
+from rlcore_dpo.config import DpoConfig, OrpoConfig
 from rlcore_dpo.loss import dpo_loss
 
 NUMBERS = json.loads(Path(__file__).with_name("trl_numbers.json").read_text())
+ODDS = json.loads(Path(__file__).with_name("trl_unpaired_numbers.json").read_text())
 NAMES = {"sigmoid_norm": "sigmoid"}
 """TRL's names of what is another option here."""
 ANSWERS = [(2, 4), (1, 3), (5, 5), (3, 1), (2, 6), (4, 2)]
@@ -31,6 +32,7 @@ CONFIGS = [
     DpoConfig(loss="ipo", beta=0.2, length_normalised=True, reference="none"),
     DpoConfig(loss="apo_zero", beta=0.6),
     DpoConfig(loss="apo_down", beta=0.6, sft_coefficient=1.0),
+    OrpoConfig(beta=0.4),
 ]
 
 
@@ -69,6 +71,10 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
+def log_odds(log):
+    return log - np.log(1 - np.exp(log))
+
+
 def expected(batch, logprobs, reference, config):
     """The loss and the metrics, pair by pair."""
     losses, metrics = [], []
@@ -91,6 +97,9 @@ def expected(batch, logprobs, reference, config):
             "ipo": (h - 1 / (2 * beta)) ** 2,
             "apo_zero": 1 - sigmoid(beta * chosen) + sigmoid(beta * rejected),
             "apo_down": sigmoid(beta * chosen) + 1 - sigmoid(beta * h),
+            "odds_ratio": -beta * np.log(sigmoid(log_odds(chosen) - log_odds(rejected)))
+            if config.loss == "odds_ratio"
+            else 0.0,
         }[config.loss]
         losses.append(loss - config.sft_coefficient * means[0])
         metrics.append([beta * chosen, beta * rejected, beta * h, h > 0, *sums, -means[0]])
@@ -135,6 +144,24 @@ def test_trl_has_the_same_loss_gradient_and_metrics(case):
     np.testing.assert_allclose(gradient[batch.loss_mask], list(chain(*case["gradient"])), rtol=1e-6, atol=1e-12)
     found, _ = run(batch, *columns, evolve(config, length_normalised=False))
     assert {name: value.item() for name, value in found.sums.items()} == pytest.approx(case["metrics"], rel=1e-6)
+
+
+@pytest.mark.parametrize("case", ODDS["orpo"], ids=lambda case: str(case["beta"]))
+def test_trl_has_the_same_loss_of_the_odds_ratio(case):
+    """TRL computes it in float32."""
+    batch, _, _ = make_batch(0, ODDS["lengths"][:4])
+    logprobs = np.zeros(batch.num_tokens)
+    logprobs[batch.loss_mask] = list(chain(*ODDS["own"]["policy"][:4]))
+    output, gradient = run(batch, logprobs, logprobs, OrpoConfig(beta=case["beta"], sft_coefficient=0.0))
+    assert output.loss.item() == pytest.approx(np.mean(case["losses"]), rel=1e-5)
+    np.testing.assert_allclose(gradient[batch.loss_mask], list(chain(*case["gradient"])), rtol=1e-4, atol=1e-8)
+
+
+def test_an_answer_that_is_certain_has_a_finite_loss():
+    batch, logprobs, reference = make_batch(6)
+    output, gradient = run(batch, np.zeros_like(logprobs), reference, OrpoConfig())
+    assert np.isfinite(output.loss.item())
+    assert np.isfinite(gradient).all()
 
 
 @settings(deadline=None, max_examples=40)

@@ -14,6 +14,7 @@ from rlcore.spi import (
     TokenBatch,
 )
 from rlcore_torchkit.rl.covariance import HIGH_COVARIANCE
+from rlcore_torchkit.rl.shaping import LIKELIHOOD_WEIGHTS
 
 
 @pytest.fixture(scope="session")
@@ -31,11 +32,13 @@ def make_batch():
         def near(spread):
             return np.where(mask, generation + random.normal(0, spread, size), 0.0).astype(np.float32)
 
+        chosen = mask & np.repeat(np.arange(len(lengths)) % 3 == 1, lengths)
         columns = {
             GENERATION_LOGPROBS: generation.astype(np.float32),
             PREVIOUS_LOGPROBS: near(0.5),
             REFERENCE_LOGPROBS: near(0.8),
             HIGH_COVARIANCE: (mask & (np.arange(size) % 3 == 0)).astype(np.float32),
+            LIKELIHOOD_WEIGHTS: np.where(chosen, mask.sum() / max(chosen.sum(), 1), 0.0).astype(np.float32),
             ADVANTAGES: np.where(mask, np.repeat(random.normal(0, 1.5, len(lengths)), lengths), 0.0).astype(np.float32),
         }
         batch = TokenBatch(tokens=np.zeros(size, np.int32), offsets=offsets, loss_mask=mask, token_columns=columns)

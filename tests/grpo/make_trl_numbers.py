@@ -95,6 +95,27 @@ CASES = {
         {"loss_type": "dapo", "beta": 0.25},
         {**TOKEN, "kl_coefficient": 0.25, "kl_importance": "previous"},
     ),
+    "gspo, kl bias corrected": (
+        {
+            "loss_type": "grpo",
+            "importance_sampling_level": "sequence",
+            "epsilon_low": 0.1,
+            "epsilon_high": 0.2,
+            "beta": 0.25,
+        },
+        {
+            **SEQUENCE,
+            "ratio": "sequence",
+            "clip_low": 0.1,
+            "clip_high": 0.2,
+            "kl_coefficient": 0.25,
+            "kl_importance": "ratio",
+        },
+    ),
+    "cispo, capped below 1": (
+        {"loss_type": "cispo", "epsilon_high": 0.75},
+        {**TOKEN, "objective": "cispo", "clip_low": 1.0, "clip_high": -0.25},
+    ),
     "off-policy mask": (
         {"loss_type": "dapo", "off_policy_mask_threshold": 0.125},
         {**TOKEN, "off_policy_maximum": 0.125},
@@ -155,6 +176,10 @@ ADVANTAGE_CASES = {
     "rloo, whitened": (
         {"normalize_advantages": True},
         {**EPSILON, "advantage_baseline": "leave_one_out", "advantage_normalisation": "batch_whitening"},
+    ),
+    "rloo, whitened samples": (
+        {"normalize_advantages": True},
+        {**EPSILON, "advantage_baseline": "leave_one_out", "advantage_normalisation": "sample_whitening"},
     ),
 }
 """TRL's options and rlcore's of advantages, by name."""

@@ -8,6 +8,7 @@ import numpy as np
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, PREVIOUS_LOGPROBS, REFERENCE_LOGPROBS, TokenBatch
 from rlcore_grpo.config import GrpoConfig
 from rlcore_torchkit.rl.covariance import HIGH_COVARIANCE
+from rlcore_torchkit.rl.shaping import LIKELIHOOD_WEIGHTS
 
 
 @dataclass
@@ -37,6 +38,9 @@ class Reference:
                     total += np.mean(values) / len(pieces)
                 case "constant":
                     total += sum(values) / self.config.constant_length / len(pieces)
+        if self.config.likelihood_coefficient:  # VAPO, arXiv:2504.05118, equation 10
+            weights = np.float64(self.batch.token_columns[LIKELIHOOD_WEIGHTS])
+            total -= self.config.likelihood_coefficient * (weights * current)[mask].sum() / mask.sum()
         return total
 
     def sequence(self, current, entropy, piece):
@@ -129,6 +133,12 @@ def divergence(config, reference, current, frozen, previous, generation):
     """The KL estimates (Schulman, 2020), weighed by π/π' (arXiv:2512.02556); π' is the policy itself for "none"."""
     delta = reference - current
     kl = {"k1": -delta, "k2": delta**2 / 2, "k3": np.exp(delta) - 1 - delta}[config.kl_estimator]
-    sampled_by = {"none": frozen, "previous": previous, "generation": generation}[config.kl_importance]
-    score = np.exp((current if config.kl_gradient == "expectation" else frozen) - sampled_by)
-    return np.clip(kl, -10, 10) * score
+    moving = current if config.kl_gradient == "expectation" else frozen
+    if config.kl_importance == "ratio":  # TRL: the objective's own ratio
+        logs = moving - previous
+        score = np.exp({"token": logs, "sequence": np.full_like(logs, logs.mean())}[config.ratio])
+    else:
+        sampled_by = {"none": frozen, "previous": previous, "generation": generation}[config.kl_importance]
+        score = np.exp(moving - sampled_by)
+    most = np.inf if config.kl_maximum is None else config.kl_maximum
+    return np.clip(np.clip(kl, -10, 10) * score, -most, most)

@@ -42,6 +42,7 @@ def test_turns_are_compared_where_there_are_several():
         ("kl_placement", {"kl_placement": "reward_to_go", "kl_coefficient": 0.1, "ratio": "sequence"}),
         ("kl_gradient", {"kl_placement": "reward_to_go", "kl_coefficient": 0.1, "kl_gradient": "estimate"}),
         ("reward_aggregation", {"advantage_per": "turn", "reward_aggregation": PARTS}),
+        ("advantage_normalisation", {"advantage_per": "turn", "advantage_normalisation": "sample_whitening"}),
         ("reward_weights", {"reward_weights": {"answer": 2.0}}),
     ],
 )

@@ -164,7 +164,7 @@ def test_the_provider_imports_nothing_heavy_and_names_what_exists():
     [
         {"clip_low": 1.1},
         {"clip_low": -0.1},
-        {"clip_high": -0.1},
+        {"clip_high": -1.0},
         {"dual_clip": 1.0},
         {"kl_coefficient": -1.0},
         {"importance_maximum": 0.0},

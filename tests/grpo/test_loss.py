@@ -48,6 +48,12 @@ CONFIGS = {
     "off policy": evolve(TRAINER, off_policy_maximum=0.05, kl_coefficient=0.1),
     "high entropy": evolve(TRAINER, entropy_minimum=0.9, kl_coefficient=0.1, entropy_coefficient=0.1),
     "kl by previous": evolve(TRAINER, kl_coefficient=0.3, kl_importance="previous"),
+    "kl by ratio": evolve(
+        UNCORRECTED, ratio="sequence", kl_coefficient=0.3, kl_importance="ratio", clip_low=0.1, clip_high=0.2
+    ),
+    "kl of at most 0.2": evolve(TRAINER, kl_coefficient=0.3, kl_importance="previous", kl_maximum=0.2),
+    "cispo below 1": evolve(TRAINER, objective="cispo", clip_low=1.0, clip_high=-0.3),
+    "likelihood": evolve(TRAINER, likelihood_coefficient=0.4, loss_normalisation="sequence"),
     "kl by generation": evolve(TRAINER, kl_coefficient=0.3, kl_importance="generation", kl_gradient="estimate"),
 }
 LENGTHS = [5, 2, 9, 1, 4, 12, 3]

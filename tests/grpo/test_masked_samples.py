@@ -86,6 +86,7 @@ FORMULAS: list[tuple[Baseline, AdvantageNormalisation, Float64Array]] = [
     ("leave_one_out", "std", in_groups(lambda r: leave_one_out(r) / r.std(ddof=1))),
     ("batch_mean", "none", over_all(lambda r: r - r.mean())),
     ("none", "none", over_all(lambda r: r)),
+    ("none", "sample_whitening", over_all(lambda r: (r - r.mean()) / r.std(ddof=1))),
     (
         "group_mean",
         "batch_std",

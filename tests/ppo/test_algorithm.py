@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, REFERENCE_LOGPROBS, VALUES
 from rlcore_ppo.loss import RETURNS
 from rlcore_torchkit.rl.episodes import EPISODE_TOKENS
+from rlcore_torchkit.rl.shaping import LIKELIHOOD_WEIGHTS
 
 from .ppo_rollouts import make_ppo, make_rollouts
 
@@ -129,6 +130,14 @@ def test_a_critic_that_knows_what_comes_explains_all_of_it():
     assert metrics["critic/explained_variance"] == pytest.approx(1.0)
     assert metrics["critic/value_mean"] == metrics["critic/return_mean"] == pytest.approx(2.5 / 4)
     assert metrics["advantage_max"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_likelihood_of_rewarded_samples_is_a_mean_over_their_tokens():
+    rollouts = make_rollouts([[0, 1, 1], [0, 1], [0, 1]], [1.0, 0.0, -1.0])
+    training = make_ppo(likelihood_coefficient=0.1).build_batch(rollouts)
+    assert LIKELIHOOD_WEIGHTS in training.loss.token_columns
+    assert training.batch.token_columns[LIKELIHOOD_WEIGHTS].tolist() == [0, 2, 2, 0, 0, 0, 0]
+    assert LIKELIHOOD_WEIGHTS not in make_ppo().build_batch(rollouts).batch.token_columns
 
 
 def test_nothing_to_train_on_is_said():

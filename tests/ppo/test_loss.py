@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, VALUES, ContractError, GlobalCounts, LossInputs
 from rlcore_ppo.config import PpoConfig
 from rlcore_ppo.loss import RETURNS, critic_loss, policy_loss
+from rlcore_torchkit.rl.shaping import LIKELIHOOD_WEIGHTS
 
 TRAINER = {"previous_logprobs": "trainer"}
 OPTIONS = [
@@ -19,6 +20,7 @@ OPTIONS = [
     {**TRAINER, "importance_maximum": 1.1},
     {**TRAINER, "importance_correction": "none", "clip_low": 0.1, "clip_high": 0.4, "dual_clip": 1.5},
     {**TRAINER, "loss_normalisation": "sequence", "entropy_coefficient": 0.05},
+    {**TRAINER, "likelihood_coefficient": 0.1},
 ]
 
 
@@ -41,6 +43,7 @@ def draw(seed, lengths):
         "values": values,
         "old_values": values + random.normal(0, 0.4, size),
         "returns": np.where(mask, random.normal(0, 1.5, size), 0),
+        "likelihood": np.where(mask & (np.repeat(np.arange(len(lengths)), lengths) % 2 == 0), 1.7, 0),
     }
 
 
@@ -62,6 +65,7 @@ def inputs_of(data, sequences=None, counts=None):
             ADVANTAGES: tensors["advantages"],
             VALUES: tensors["old_values"],
             RETURNS: tensors["returns"],
+            LIKELIHOOD_WEIGHTS: tensors["likelihood"],
         },
         sequence_columns={},
         counts=counts or GlobalCounts(num_loss_tokens=int(mask.sum()), num_loss_sequences=int((lengths > 0).sum())),
@@ -88,6 +92,7 @@ def policy_reference(data, config):
             gain += config.entropy_coefficient * data["entropy"][t]
             by_sequence = config.loss_normalisation == "sequence"
             total -= gain / (len(steps) * num_sequences if by_sequence else data["mask"].sum())
+            total -= config.likelihood_coefficient * data["likelihood"][t] * data["current"][t] / data["mask"].sum()
     return total
 
 

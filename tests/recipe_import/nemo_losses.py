@@ -120,6 +120,11 @@ def policy_loss(step: Step, settings: Mapping[str, Any]) -> Tensor:
     return total
 
 
+def positive_nll(step: Step, rewards: np.ndarray) -> Tensor:
+    """The mean of -log p over the tokens of answers with a reward above 0."""
+    return -step.current[torch.tensor(np.repeat(rewards > 0, LENGTHS))].mean()
+
+
 def distillation_loss(step: Step, settings: Mapping[str, Any]) -> Tensor:
     """A token's advantage is the teacher's log-probability less the trainer's before the step."""
     advantages = step.reference - step.previous

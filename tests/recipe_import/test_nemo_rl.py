@@ -94,14 +94,14 @@ def test_corrections_of_the_generator_keep_their_bounds(tmp_path: Path, valid, k
 
 def test_what_has_no_counterpart_is_reported_with_its_value(tmp_path: Path) -> None:
     overrides = [
-        "loss_fn.positive_example_nll_weight=0.1",
+        "loss_fn.quantized_logprobs=true",
         "grpo.advantage_clip_low=-5",
         "policy.brand_new=3",
         "grpo.val_batch_size=8",
     ]
     found = grpo(tmp_path, *overrides)
     values = {one.key: (one.value, one.changes_meaning) for one in found.unmapped}
-    assert values["loss_fn.positive_example_nll_weight"] == (0.1, True)
+    assert values["loss_fn.quantized_logprobs"] == (True, True)
     assert values["grpo.advantage_clip_low"] == (-5, True)
     assert values["policy.brand_new"] == (3, True)
     assert values["grpo.val_batch_size"] == (8, False)
@@ -111,7 +111,7 @@ def test_what_has_no_counterpart_is_reported_with_its_value(tmp_path: Path) -> N
 
 def test_what_is_switched_off_is_counted_alone(tmp_path: Path) -> None:
     before = grpo(tmp_path)
-    found = grpo(tmp_path, "loss_fn.positive_example_nll_weight=0.0", "policy.draft={enabled: false, num_layers: 3}")
+    found = grpo(tmp_path, "grpo.advantage_clip_low=null", "policy.draft={enabled: false, num_layers: 3}")
     assert reported(found) == reported(before)
     assert found.num_off == before.num_off + 3
 

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 
-from rlcore.spi import ConfigError
+from rlcore.spi import ConfigError, TokenBatch
 from rlcore_distill.config import DistillConfig
 from rlcore_distill.loss import reverse_kl_loss
 from rlcore_dpo.config import DpoConfig
@@ -17,9 +18,9 @@ from rlcore_import.recipe import ImportedRecipe
 from rlcore_torchkit.rl.advantages import decoupled_advantages, group_advantages
 from rlcore_torchkit.rl.advantages import whitened as white
 from rlcore_torchkit.rl.policy_gradient import policy_gradient_loss
-from rlcore_torchkit.rl.shaping import soft_overlong_penalty
+from rlcore_torchkit.rl.shaping import LIKELIHOOD_WEIGHTS, likelihood_weights, soft_overlong_penalty
 
-from .nemo_losses import LENGTHS, Step, advantages, distillation_loss, pair_loss, policy_loss, whitened
+from .nemo_losses import LENGTHS, Step, advantages, distillation_loss, pair_loss, policy_loss, positive_nll, whitened
 from .nemo_recipes import DPO, grpo, imported, reported
 
 CORRECTS = {"use_importance_sampling_correction": True}
@@ -83,6 +84,25 @@ def test_a_batch_has_the_same_loss_and_gradient(tmp_path: Path, settings: dict[s
     if not settings.get("force_on_policy_ratio"):  # whose value is that of a ratio of 1
         assert ours.item() == pytest.approx(theirs.item(), abs=1e-12)
     np.testing.assert_allclose(gradient(ours, step), gradient(theirs, step), rtol=1e-9, atol=1e-12)
+
+
+def test_the_likelihood_of_rewarded_answers_has_the_same_weight(tmp_path: Path) -> None:
+    """NeMo-RL takes the mean over the microbatch's tokens of such answers, which are the step's where it has one."""
+    settings = {"reference_policy_kl_penalty": 0.0, "ratio_clip_min": 0.2, "ratio_clip_max": 0.2}
+    found = grpo(tmp_path, *overrides(settings), "loss_fn.positive_example_nll_weight=0.1")
+    step, rewards = Step.drawn(7), np.random.default_rng(7).integers(-1, 2, len(LENGTHS)).astype(np.float32)
+    batch = TokenBatch(
+        tokens=np.zeros(sum(LENGTHS) + len(LENGTHS), np.int32),
+        offsets=np.concatenate([[0], np.cumsum(np.array(LENGTHS) + 1)]),
+        loss_mask=np.concatenate([np.arange(length + 1) > 0 for length in LENGTHS]),
+    )
+    column = torch.tensor(likelihood_weights(batch, rewards)[batch.loss_mask])
+    inputs = step.inputs()
+    inputs = evolve(inputs, token_columns={**inputs.token_columns, LIKELIHOOD_WEIGHTS: column})
+    ours = policy_gradient_loss(inputs, GrpoConfig(**options(found, "grpo"))).loss
+    theirs = policy_loss(step, settings) + 0.1 * positive_nll(step, rewards)
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-7)
+    np.testing.assert_allclose(gradient(ours, step), gradient(theirs, step), rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize("leaves_out", [False, True])

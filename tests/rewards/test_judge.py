@@ -29,7 +29,7 @@ from rlcore.spi import (
 )
 from rlcore_rewards import bounded_replies
 from rlcore_rewards.judge import JudgeBackend, check, template_of
-from rlcore_rewards.judge_config import JudgeConfig
+from rlcore_rewards.judge_config import CriterionConfig, JudgeConfig
 from rlcore_rewards.judge_template import score_of
 from rlcore_rollout.environment_runner import EpisodeRunner
 
@@ -275,3 +275,71 @@ def test_a_template_that_is_gone(endpoint: Endpoint, tmp_path: Path) -> None:
     for file in ("/no/such/file", str(tmp_path / "pipe")):
         with pytest.raises(ConfigError, match="prompt_file"):
             template_of(config(endpoint, prompt=None, prompt_file=file))
+
+
+RUBRIC = "Criteria:\n{criteria}\nAnswer: {completion}"
+CRITERIA = {"right": CriterionConfig(text="Is it right?", weight=3.0), "short": CriterionConfig(text="Is it short?")}
+
+
+def test_a_rubric_is_judged_in_one_request(endpoint: Endpoint) -> None:
+    endpoint.answers = [(200, 'Thus {"right": 10, "short": 5}.')]
+    result = judged(endpoint, prompt=RUBRIC, criteria=CRITERIA)
+    assert result.reward == pytest.approx(0.75 * 1.0 + 0.25 * 0.5)
+    assert result.reward_components == {"right": pytest.approx(0.75), "short": pytest.approx(0.125)}
+    (request,) = endpoint.requests
+    assert request["messages"][0]["content"] == "Criteria:\nright: Is it right?\nshort: Is it short?\nAnswer: 2"
+
+
+def test_a_rubric_is_judged_criterion_by_criterion(endpoint: Endpoint) -> None:
+    endpoint.answers = [(200, "Score: 5")]
+    result = judged(endpoint, prompt=RUBRIC, criteria=CRITERIA, criteria_requests="each")
+    assert result.reward == pytest.approx(0.5)
+    asked = sorted(request["messages"][0]["content"] for request in endpoint.requests)
+    assert asked == ["Criteria:\nIs it right?\nAnswer: 2", "Criteria:\nIs it short?\nAnswer: 2"]
+
+
+@pytest.mark.parametrize("answer", ['{"right": 10}', '{"right": 10, "short": 11}', "right: 10, short: 5"])
+def test_a_rubric_with_a_missing_score_is_no_reward(endpoint: Endpoint, answer: str) -> None:
+    endpoint.answers = [(200, answer)]
+    with pytest.raises(RewardError, match="short"):
+        asyncio.run(stepped(endpoint, prompt=RUBRIC, criteria=CRITERIA))
+
+
+async def stepped(endpoint: Endpoint, *texts: str, row: Any = None, **options: Any) -> list[StepResult]:
+    """Answers to a row, scored at once."""
+    backend = JudgeBackend(EnvironmentContext(seed=0), config(endpoint, **options))
+    reset = await backend.reset(ROW if row is None else row, 0)
+    turns = [Turn(text=text, tokens=np.zeros(1, np.int32), finish_reason=FinishReason.STOP) for text in texts or ("2",)]
+    return await asyncio.gather(*(backend.step(reset.state, turn) for turn in turns))
+
+
+def test_a_rows_own_rubric_is_taken(endpoint: Endpoint) -> None:
+    endpoint.answers = [(200, '{"1": 10, "2": 0}')]
+    row = {**ROW, "rubric": [{"criterion": "It says 2.", "weight": 4}, {"criterion": "It is polite."}]}
+    [result] = asyncio.run(stepped(endpoint, row=row, prompt=RUBRIC, criteria_field="rubric"))
+    assert result.reward == pytest.approx(0.8)
+    assert result.reward_components == {}
+    for wrong in (None, [], "text", [{"criterion": ""}], [{"criterion": "a", "weight": 0}]):
+        with pytest.raises(DataError, match="criteri"):
+            asyncio.run(stepped(endpoint, row={**ROW, "rubric": wrong}, prompt=RUBRIC, criteria_field="rubric"))
+
+
+def test_replies_that_are_kept_are_asked_for_once(endpoint: Endpoint) -> None:
+    endpoint.answers = [(200, "Score: 5")]
+    results = asyncio.run(stepped(endpoint, "2", "2", "3", "2", cache_size=8))
+    assert [result.reward for result in results] == [0.5] * 4
+    assert len(endpoint.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"cache_size": 4, "temperature": 0.5}, "cache_size"),
+        ({"prompt": RUBRIC, "criteria": CRITERIA, "criteria_field": "rubric"}, "criteria_field"),
+        ({"criteria_requests": "each"}, "criteria_requests"),
+        ({"criteria": CRITERIA}, "prompt"),
+    ],
+)
+def test_rubrics_that_do_not_go_together_are_named(endpoint: Endpoint, options: dict[str, Any], key: str) -> None:
+    (problem,) = check(None, config(endpoint, **options))
+    assert problem.path == f"environment.judge.{key}"

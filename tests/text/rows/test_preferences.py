@@ -72,7 +72,8 @@ def test_texts_are_the_prompt_with_each_answer_and_its_end(tokenizer, data):
     expected = [(prompt, f"{side}<|end|>") for prompt, *both in data for side in both]
     assert sides(examples, tokenizer) == expected
     assert examples.rows.tolist() == list(range(len(data)))
-    assert (examples.chosen_first, examples.num_dropped) == (True, 0)
+    assert examples.rewards.tolist() == [1.0, 0.0] * len(data)
+    assert examples.num_dropped == 0
 
 
 @pytest.mark.parametrize(

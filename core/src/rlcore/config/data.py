@@ -42,6 +42,8 @@ class RowsConfig:
     assistant's one behind the prompt's, or the whole conversation: the prompt is then what both answers' begin with."""
     rejected_field: Text = "rejected"
     """Field with the worse answer."""
+    label_field: Text = "label"
+    """Field with true for a desirable completion, false for another; read by algorithms that train on labelled completions."""
     margin_field: Text | None = None
     """Field with a number, by how much the chosen answer is better; every row has it then. Read by algorithms that ask for
     it."""

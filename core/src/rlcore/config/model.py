@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 from attrs import evolve, field, frozen
 
 from rlcore.schema.constraints import KNOWN_HOME, Constraint, Count, above, at_least, not_empty
-from rlcore.spi import OptimizerGroup, OptimizerSpec
+from rlcore.spi import DtypeName, ModelSpec, OptimizerGroup, OptimizerSpec
 
 _RESERVED = (
     "messages conversation chat_template tools documents tokenize add_generation_prompt continue_final_message padding "
@@ -40,6 +40,11 @@ class ModelConfig:
     chat_template_kwargs: TemplateVariables = field(factory=dict)
     """Variables that the chat template reads, such as enable_thinking = false for Qwen3's. A template that asks for the date is
     told 26 July 2024, so that prompts are the same on any day; Llama's take another one from a variable date_string."""
+
+    def spec(self, auto_dtype: DtypeName) -> ModelSpec:
+        """The facts about the model that backends get; `auto_dtype` is the compute dtype for "auto"."""
+        dtype = auto_dtype if self.dtype == "auto" else self.dtype
+        return ModelSpec(path=self.path, revision=self.revision, dtype=dtype, trust_remote_code=self.trust_remote_code)
 
 
 @frozen(kw_only=True)

@@ -28,7 +28,7 @@ from rlcore.schema.constraints import (
     between,
 )
 from rlcore.schema.describe import NO_KEY, WORDS
-from rlcore.spi import ClusterConfig, LoraSpec, OptimizerSpec, ScheduleSpec
+from rlcore.spi import AlgorithmContext, ClusterConfig, DtypeName, LoraSpec, OptimizerSpec, ScheduleSpec
 
 _FOLDER = Constraint(
     "that names one folder",
@@ -318,3 +318,15 @@ class Recipe:
         """Return whether the held-out set is measured at any time."""
         wanted = self.evaluation.every_n_steps > 0 or self.evaluation.at_start or self.evaluation.at_end
         return self.environment is not None and self.data.evaluation is not None and wanted
+
+    def algorithm_context(self, dtype: DtypeName, *, exact: bool) -> AlgorithmContext:
+        """The facts that the algorithm gets; `exact` is its generation_logprobs_exact."""
+        return AlgorithmContext(
+            seed=self.run.seed,
+            samples_per_prompt=self.rollout.samples_per_prompt,
+            minibatches_per_step=self.training.minibatches_per_step,
+            temperature=self.rollout.temperature,
+            generation_logprobs_exact=exact,
+            max_response_tokens=self.rollout.max_response_tokens,
+            model=self.model.spec(dtype),
+        )

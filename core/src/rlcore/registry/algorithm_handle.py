@@ -161,12 +161,9 @@ def _check_needs(needs: AlgorithmNeeds) -> None:
     for name, tp in get_type_hints(AlgorithmNeeds).items():
         if choices := (False, True) if tp is bool else get_args(tp):
             _check_choice(f"needs.{name}", getattr(needs, name), choices)
-    if needs.reference_logprobs_in_rollouts and not (needs.reference_logprobs and needs.source == "rollouts"):
-        raise ContractError(
-            "needs.reference_logprobs_in_rollouts: found True without reference_logprobs, or without rollouts; "
-            'expected it beside reference_logprobs = True and source = "rollouts"'
-        )
-    excluded = [name for name in _NEEDS_OF_TOKENS if getattr(needs, name)]
+    if needs.reference_logprobs_in_rollouts and not needs.reference_logprobs:
+        raise ContractError("needs.reference_logprobs_in_rollouts: found True without reference_logprobs; expected both")
+    excluded = [name for name in (*_NEEDS_OF_TOKENS, "policy_logprobs_in_rollouts") if getattr(needs, name)]
     if needs.head == "value" and (excluded or needs.source == "rollouts"):
         found = " and ".join([*excluded, *(['source = "rollouts"'] if needs.source == "rollouts" else [])])
         raise ContractError(f'needs.head: found "value" with {found}; expected "tokens": a model of values has no such thing')

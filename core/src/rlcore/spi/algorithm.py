@@ -18,9 +18,9 @@ from rlcore.spi.weights import Head
 class AlgorithmNeeds:
     """The inputs that an algorithm needs of the loop; read once, before anything is allocated."""
 
-    source: Literal["rollouts", "demonstrations", "preferences"]
-    """Generated and rewarded samples; prompt/completion pairs from the data set; or its prompts with a chosen and a rejected
-    answer each."""
+    source: Literal["rollouts", "demonstrations", "preferences", "labelled"]
+    """Generated and rewarded samples; prompt/completion pairs from the data set; its prompts with a chosen and a rejected
+    answer each; or pairs with a label, each beside its prompt with another row's completion."""
     previous_logprobs: bool = False
     """The loss reads LossInputs.previous_logprobs in every update. The loop asks the trainer for them before a step's first
     update, for the minibatches after it; the first needs none, since nothing has changed since its own forward pass, unless
@@ -30,6 +30,8 @@ class AlgorithmNeeds:
     run directory; those of rollouts in every step."""
     reference_model: bool = False
     """The reference is another model than the policy, such as a teacher, so that a recipe has to name it in [reference]."""
+    policy_logprobs_in_rollouts: bool = False
+    """RolloutBatch.batch carries the token column `previous_logprobs`: the trainer's at the step's first weights."""
     reference_logprobs_in_rollouts: bool = False
     """With `reference_logprobs`: RolloutBatch.batch carries them already, so that rewards may depend on them. A loss that reads
     them then names them in LossSpec.token_columns."""
@@ -95,10 +97,10 @@ class RolloutBatch:
     and `weight_versions` and the sequence column `group_ids` are there, and `values` with AlgorithmNeeds.critic. For
     demonstrations loss_mask is True on the completion and the token columns are absent. Preferences are groups of two
     sequences, the prompt with the chosen answer and then with the rejected one; loss_mask is True on the answers and the token
-    that ends them."""
+    that ends them. Labelled rows are such groups too: the prompt with its own answer, and then with that of the row before."""
     rewards: Float32Array
     """float32 [N], finite; 0.0 where `valid` is False and for demonstrations. Of preferences 1.0 for the chosen answer and 0.0
-    for the rejected one."""
+    for the rejected one. Of labelled rows 1.0 or 0.0, the label, for both sequences."""
     valid: BoolArray
     """bool [N]: False for a sample whose environment failed and that the recipe says to mask: it must get no gradient
     and not enter its group's statistics. Its loss_mask is already False everywhere."""

@@ -243,6 +243,8 @@ class AlgorithmContext:
     """The generator's log-probabilities equal the trainer's own to rounding (same numerics, no truncated sampling)."""
     max_response_tokens: int = 512
     """rollout.max_response_tokens: most tokens after the prompt; of agents, most of one answer."""
+    model: ModelSpec | None = None
+    """The policy's model, of which an algorithm may read the tokenizer; None outside a run."""
 
 
 @frozen(kw_only=True)

@@ -25,7 +25,7 @@ from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
 from rlcore.run.train_step.policy import PolicyLearner
-from rlcore.run.train_step.scorers import Reference, ReferenceScorer, Rescorer
+from rlcore.run.train_step.scorers import Reference, scorers_of
 from rlcore.spi import ConfigError, LoadStateRequest, Problem, Role, RolloutBatch, SaveStateRequest
 from rlcore.spi.arrays import AnyArray, Float32Array
 from rlcore.spi.execution import Backends
@@ -288,9 +288,7 @@ def _loop(
     """The loop of a run in front of the step."""
     clock, needs = PhaseClock(progress), plan.algorithm.needs
     reference, trainer = Reference.of(backends), RecordedTrainer(backends.trainer, keeper.notes)
-    scorers: list[Any] = [Rescorer(trainer=trainer, clock=clock)]
-    if needs.reference_logprobs_in_rollouts:
-        scorers.append(ReferenceScorer(reference=reference, clock=clock))
+    scorers: list[Any] = [*scorers_of(needs, reference, trainer, clock)]
     if needs.critic:
         scorers.append(RecordedValues(columns={"values": bundle.scored["values"]}))
     policy = PolicyLearner(

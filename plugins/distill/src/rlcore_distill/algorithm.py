@@ -1,4 +1,4 @@
-"""Distillation on the driver: samples are the training batch as they are, and the teacher is the loop's reference."""
+"""Distillation on the driver: samples are the training batch; the teacher is the loop's reference, or behind an endpoint."""
 
 from collections.abc import Mapping
 
@@ -7,6 +7,7 @@ import numpy as np
 from rlcore import spi
 from rlcore.spi.arrays import Float32Array
 from rlcore_distill.config import DistillConfig
+from rlcore_distill.teachers import Teachers
 
 LOSSES = {"student": "rlcore_distill.loss:reverse_kl_loss", "teacher": "rlcore_distill.loss:forward_kl_loss"}
 
@@ -15,12 +16,12 @@ class Distill:
     """Brings the policy's distribution to the teacher's."""
 
     def __init__(self, context: spi.AlgorithmContext, config: DistillConfig) -> None:
-        del context
         sampled = config.samples == "student"
+        self._teachers = Teachers(config.teachers, context) if config.teachers else None
         self.needs = spi.AlgorithmNeeds(
             source="rollouts" if sampled else "demonstrations",
-            reference_logprobs=True,
-            reference_model=True,
+            reference_logprobs=self._teachers is None,
+            reference_model=self._teachers is None,
             rewards=False,
             untruncated_sampling=sampled,
             corrects_staleness=sampled,
@@ -30,7 +31,11 @@ class Distill:
 
     def build_batch(self, rollouts: spi.RolloutBatch) -> spi.TrainingBatch:
         """Every token that was sampled, or that the teacher wrote; rewards are reported, and play no part."""
-        return spi.TrainingBatch(batch=rollouts.batch, loss=self._loss)
+        batch, metrics = rollouts.batch, dict[str, float]()
+        if self._teachers is not None:
+            column, metrics = self._teachers.column(batch)
+            batch = batch.with_token_column(spi.REFERENCE_LOGPROBS, column)
+        return spi.TrainingBatch(batch=batch, loss=self._loss, metrics=metrics)
 
     def measure(
         self, examples: spi.RolloutBatch, logprobs: Float32Array, reference: Float32Array | None

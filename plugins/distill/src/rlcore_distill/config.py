@@ -1,17 +1,39 @@
 """`[algorithm.distill]` and `[environment.unrewarded]`."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from attrs import frozen
+from attrs import field, frozen
 
-from rlcore.schema.constraints import Constraint, Share
+from rlcore.schema.constraints import Constraint, Positive, Seconds, Share, Text, above
 
 _POSITIVE = Constraint("above 0; inf never truncates", lambda value: value > 0)
 
 
 @frozen(kw_only=True)
+class TeacherConfig:
+    """`[algorithm.distill.teachers.NAME]`: a teacher behind vLLM's OpenAI server, which scores prompts."""
+
+    base_url: Text
+    """Address of the API, such as "http://127.0.0.1:8001/v1"."""
+    model: Text | None = None
+    """The endpoint's name of the model. None where it has one alone."""
+    weight: Annotated[float, above(0)] = 1.0
+    """Weight of this teacher's divergence in the loss, in relation to the other teachers' weights."""
+    api_key_env: str | None = None
+    """The environment variable with the key; none where the endpoint asks for none. The key itself is written nowhere."""
+    timeout_s: Seconds = 120.0
+    """Most seconds for one request."""
+    max_attempts: Positive = 4
+    """Attempts per request. It is retried after a lost connection, a timeout and the states 408, 409, 429 and 5xx, with growing
+    pauses."""
+    max_concurrent: Positive = 32
+    """Most requests at once, each with one sequence."""
+
+
+@frozen(kw_only=True)
 class DistillConfig:
-    """Learning from the log-probabilities of a teacher, the model that [reference] names."""
+    """Learning from the log-probabilities of a teacher: the model that [reference] names, or models behind endpoints."""
 
     samples: Literal["student", "teacher"] = "student"
     """The source of the training texts. "student": the policy's own samples, by the reverse KL divergence from the teacher
@@ -23,6 +45,10 @@ class DistillConfig:
     importance_maximum: Annotated[float, _POSITIVE] = 2.0
     """With "student", upper bound of the importance ratio: a token's probability over that at sampling (truncated importance
     sampling)."""
+    teachers: Mapping[str, TeacherConfig] = field(factory=dict)
+    """Teachers behind endpoints, by names of your own, in place of [reference]: a table [algorithm.distill.teachers.NAME] for
+    each. With "student". Of several the loss has the weighted mean of the reverse KL divergences. They have the policy's
+    tokenizer."""
 
 
 @frozen(kw_only=True)

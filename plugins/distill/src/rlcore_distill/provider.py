@@ -8,6 +8,7 @@ PROVIDER = Provider(
     spi=(2, 0),
     config=DistillConfig,
     backend="rlcore_distill.algorithm:Distill",
+    check="rlcore_distill.check:check",
 )
 UNREWARDED = Provider(
     name="unrewarded",

@@ -8,6 +8,9 @@ from torch.nn.functional import logsigmoid
 from rlcore.spi import REFERENCE_LOGPROBS, ContractError, LossInputs, LossOutput
 from rlcore_dpo.config import DpoConfig
 
+MAX_LOG = -1e-6
+"""Log-probability of a token beyond which the odds of an answer rise no further: at 0 they are infinite."""
+
 
 def dpo_loss(inputs: LossInputs, config: DpoConfig) -> LossOutput:
     """The mean of `pair_losses` over the optimizer step's pairs, which are P = global loss sequences / 2 and adjacent
@@ -21,11 +24,11 @@ def dpo_loss(inputs: LossInputs, config: DpoConfig) -> LossOutput:
     if len(inputs.offsets) % 2 == 0:
         raise ContractError(f"found {len(inputs.offsets) - 1} sequences in a microbatch; expected pairs (needs.whole_groups)")
     num_pairs = max(inputs.counts.num_loss_sequences, 2) / 2
-    logps, num_tokens = _per_sequence(inputs.logprobs, inputs), _per_sequence(torch.ones_like(inputs.logprobs), inputs)
+    logps, num_tokens = per_sequence(inputs.logprobs, inputs), per_sequence(torch.ones_like(inputs.logprobs), inputs)
     scores = logps
     if config.reference == "initial":
         # Token by token first: a difference of two sums over thousands of tokens would lose what is learned.
-        scores = _per_sequence(inputs.logprobs - inputs.token_columns[REFERENCE_LOGPROBS], inputs)
+        scores = per_sequence(inputs.logprobs - inputs.token_columns[REFERENCE_LOGPROBS], inputs)
     pairs = Pairs.of(scores / num_tokens.clamp(min=1) if config.length_normalised else scores)
     counted = Pairs.of(num_tokens).chosen > 0  # False for what fills an empty microbatch
 
@@ -74,7 +77,8 @@ def pair_losses(scores: Pairs, config: DpoConfig) -> Tensor:
     - "hinge": max(0, 1 - βh) ("hinge-norm" of arXiv:2309.06657);
     - "ipo": (h - 1 / (2β))² (arXiv:2310.12036, equation 17);
     - "apo_zero": 1 - σ(β s_chosen) + σ(β s_rejected) (arXiv:2408.06266, equation 7);
-    - "apo_down": σ(β s_chosen) + 1 - σ(βh) (arXiv:2408.06266, equation 8).
+    - "apo_down": σ(β s_chosen) + 1 - σ(βh) (arXiv:2408.06266, equation 8);
+    - "odds_ratio": -β log σ(o_chosen - o_rejected), o = s - log(1 - e^s) (arXiv:2403.07691, equations 4 and 7).
     """
     beta, smoothing = config.beta, config.label_smoothing
     lead = scores.chosen - scores.rejected
@@ -92,9 +96,17 @@ def pair_losses(scores: Pairs, config: DpoConfig) -> Tensor:
             return 1 - torch.sigmoid(beta * scores.chosen) + torch.sigmoid(beta * scores.rejected)
         case "apo_down":
             return torch.sigmoid(beta * scores.chosen) + 1 - torch.sigmoid(beta * lead)
+        case "odds_ratio":
+            return -beta * logsigmoid(_log_odds(scores.chosen) - _log_odds(scores.rejected))
 
 
-def _per_sequence(values: Tensor, inputs: LossInputs) -> Tensor:
+def _log_odds(logs: Tensor) -> Tensor:
+    """log(p / (1 - p)) of logs = log p, which are at most MAX_LOG."""
+    logs = logs.clamp(max=MAX_LOG)
+    return logs - torch.log(-torch.expm1(logs))
+
+
+def per_sequence(values: Tensor, inputs: LossInputs) -> Tensor:
     """[N]: sums of `values` [T] over each sequence's loss tokens."""
     num_sequences = len(inputs.offsets) - 1
     owner = torch.arange(num_sequences, device=values.device)

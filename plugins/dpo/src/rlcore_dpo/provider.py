@@ -1,7 +1,8 @@
-"""The provider for the entry point."""
+"""The providers for the entry points."""
 
 from rlcore.spi import Provider
-from rlcore_dpo.config import DpoConfig
+from rlcore_dpo.config import DpoConfig, OrpoConfig
+from rlcore_dpo.kto_config import KtoConfig
 
 PROVIDER = Provider(
     name="dpo",
@@ -11,3 +12,12 @@ PROVIDER = Provider(
     backend="rlcore_dpo.algorithm:Dpo",
     check="rlcore_dpo.check:check",
 )
+ORPO = Provider(
+    name="orpo",
+    spi=(2, 0),
+    priority=50,
+    config=OrpoConfig,
+    backend="rlcore_dpo.algorithm:Dpo",
+    check="rlcore_dpo.check:check",
+)
+KTO = Provider(name="kto", spi=(2, 0), priority=50, config=KtoConfig, backend="rlcore_dpo.kto:Kto")

@@ -18,7 +18,7 @@ from rlcore_torchkit.rl.advantages import (
 from rlcore_torchkit.rl.covariance import HIGH_COVARIANCE, high_covariance
 from rlcore_torchkit.rl.episodes import with_episode_tokens
 from rlcore_torchkit.rl.loss_spec import policy_gradient_spec
-from rlcore_torchkit.rl.shaping import sums_to_go
+from rlcore_torchkit.rl.shaping import LIKELIHOOD_WEIGHTS, likelihood_weights, sums_to_go
 
 
 class Grpo:
@@ -75,6 +75,8 @@ class Grpo:
         if self.config.chooses_by_covariance:
             chosen = high_covariance(self.config, batch, seed=self._seed, weight_version=rollouts.weight_version)
             batch = batch.with_token_column(HIGH_COVARIANCE, chosen)
+        if self.config.likelihood_coefficient:
+            batch = batch.with_token_column(LIKELIHOOD_WEIGHTS, likelihood_weights(batch, rollouts.rewards))
         return spi.TrainingBatch(
             batch=with_episode_tokens(batch),
             loss=self._loss,
@@ -110,7 +112,12 @@ class Grpo:
             rewards = rewards - config.kl_coefficient * np.bincount(rollouts.episode_of, of_sequences)[valid]
         if config.advantage_normalisation == "mean":
             require_not_negative(rewards)
-        advantages[valid] = group_advantages(rewards, groups, **self._options)
+        found = group_advantages(rewards, groups, **self._options)
+        if config.advantage_normalisation == "sample_whitening":
+            white = whitened(found, epsilon=config.advantage_epsilon)
+            # A group without a signal stays so: the mean of all is a rounding where each group's is 0.
+            found = np.where((found == 0) & config.compares_groups, 0.0, white)
+        advantages[valid] = found
         return advantages
 
     def _of_turns(self, rollouts: spi.RolloutBatch, turns: spi.TurnRewards) -> NDArray[np.float32]:
@@ -165,7 +172,8 @@ class Grpo:
     @property
     def _has_other_terms(self) -> bool:
         """Return whether a sample without an advantage has a gradient all the same."""
-        return bool(self._loss_config.kl_coefficient or self._loss_config.entropy_coefficient)
+        config = self._loss_config
+        return bool(config.kl_coefficient or config.entropy_coefficient or config.likelihood_coefficient)
 
 
 def _metrics(rollouts: spi.RolloutBatch, advantages: NDArray[np.float32]) -> dict[str, float]:

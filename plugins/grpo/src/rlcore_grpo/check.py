@@ -75,6 +75,12 @@ def _of_turns(context: CheckContext, config: GrpoConfig) -> Iterator[Problem]:
             expected='"episode"',
             remedy="Raise rollout.max_turns where the environment takes several turns.",
         )
+    if config.advantage_normalisation == "sample_whitening":
+        yield Problem(
+            path="algorithm.grpo.advantage_normalisation",
+            found='"sample_whitening", with advantage_per = "turn"',
+            expected='"batch_whitening", or another: it is of whole episodes',
+        )
     for key, plain in (("reward_aggregation", "sum"), ("length_penalty", "none"), ("kl_placement", "loss")):
         if (value := getattr(config, key)) != plain:
             yield Problem(
@@ -100,6 +106,20 @@ def _of_objective(config: GrpoConfig) -> Iterator[Problem]:
             found=f"{config.ratio!r} with objective = {config.objective!r}, which is not made of that ratio",
             expected='"token"',
             remedy=f"Leave ratio out, or choose an objective that takes it: {', '.join(WITH_RATIO)}.",
+        )
+    if config.clip_high < 0 and config.objective != "cispo":
+        yield Problem(
+            path="algorithm.grpo.clip_high",
+            found=f"{config.clip_high:g} with objective = {config.objective!r}",
+            expected='at least 0, or objective = "cispo"',
+            remedy="Raise it: a ratio of 1 would be clipped.",
+        )
+    if config.objective == "cispo" and -config.clip_low >= config.clip_high:
+        yield Problem(
+            path="algorithm.grpo.clip_high",
+            found=f"{config.clip_high:g} with clip_low = {config.clip_low:g}, so that every weight is the same",
+            expected="more than -clip_low",
+            remedy="Set clip_low = 1.0, which never clips.",
         )
     if _is_of_sequence(config) and config.advantage_per == "turn":
         yield Problem(
@@ -174,6 +194,7 @@ def _unused(config: GrpoConfig) -> Iterator[Problem]:
         "kl_placement": (config.kl_coefficient > 0, "kl_coefficient above 0"),
         "kl_gradient": (config.kl_placement == "loss", 'kl_placement = "loss": no gradient goes through a reward'),
         "kl_importance": (config.kl_coefficient > 0, "kl_coefficient above 0"),
+        "kl_maximum": (config.kl_coefficient > 0 and config.kl_placement == "loss", "a KL term in the loss"),
         "importance_bound": (config.importance_correction != "none", "an importance_correction"),
         "importance_minimum": (config.importance_correction != "none", "an importance_correction"),
     }

@@ -28,7 +28,7 @@ class AdvantageConfig:
     """The divisor of advantages. "std": the standard deviation of the group's rewards. "leave_one_out_std": that of the group's
     other rewards, but at least half of "std". "batch_std": that of the step's rewards. "mean": the group's mean reward, for
     rewards of at least 0. "batch_whitening": subtract the mean over the step's tokens, then divide by their standard
-    deviation. "none": no division."""
+    deviation. "sample_whitening": the same over its samples. "none": no division."""
     advantage_per: Literal["episode", "turn"] = "episode"
     """The unit that is compared in a group. "episode": the whole reward of each episode. "turn": the return of each turn. The
     return of turn k is the sum of rewards from k on; its baseline is over the group's episodes that have a turn k."""

@@ -9,7 +9,7 @@ from rlcore_ppo.loss import RETURNS
 from rlcore_torchkit.rl.advantages import whitened
 from rlcore_torchkit.rl.episodes import with_episode_tokens
 from rlcore_torchkit.rl.gae import explained_variance, generalized_advantages
-from rlcore_torchkit.rl.shaping import kl_estimates
+from rlcore_torchkit.rl.shaping import LIKELIHOOD_WEIGHTS, kl_estimates, likelihood_weights
 
 Float64Array = NDArray[np.float64]
 Int64Array = NDArray[np.int64]
@@ -34,7 +34,11 @@ class Ppo:
         self._loss = spi.LossSpec(
             path="rlcore_ppo.loss:policy_loss",
             config=self.config,
-            token_columns=(spi.ADVANTAGES, spi.GENERATION_LOGPROBS),
+            token_columns=(
+                spi.ADVANTAGES,
+                spi.GENERATION_LOGPROBS,
+                *((LIKELIHOOD_WEIGHTS,) if config.likelihood_coefficient else ()),
+            ),
             entropy="loss" if config.entropy_coefficient else "metric",
         )
         self._critic_loss = spi.LossSpec(
@@ -76,6 +80,8 @@ class Ppo:
             column = np.zeros(batch.num_tokens, np.float32)
             column[steps] = found
             batch = batch.with_token_column(name, column)
+        if config.likelihood_coefficient:
+            batch = batch.with_token_column(LIKELIHOOD_WEIGHTS, likelihood_weights(batch, rollouts.rewards))
         return spi.TrainingBatch(
             batch=with_episode_tokens(batch),
             loss=self._loss,

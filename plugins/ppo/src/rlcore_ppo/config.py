@@ -49,6 +49,9 @@ class PpoConfig:
     """Per-token estimator of that divergence (Schulman, "Approximating KL Divergence")."""
     entropy_coefficient: Annotated[float, at_least(0)] = 0.0
     """Weight of an entropy bonus."""
+    likelihood_coefficient: Annotated[float, at_least(0)] = 0.0
+    """Weight of the negative log-likelihood of samples with a reward above 0, a mean over their tokens in the step (VAPO,
+    arXiv:2504.05118, equation 10)."""
     previous_logprobs: Literal["auto", "trainer", "generation"] = "auto"
     """The source of the ratio's denominator, the log-probabilities at the start of the step. "trainer": the trainer computes
     them if a step has several updates. "generation": the sampler's. "auto": "generation" if they are exact, in float32 on both

@@ -8,6 +8,7 @@ from rlcore_torchkit.rl.policy_gradient import (
     bound_importance_weight,
     clipped_objective,
     importance_ratio,
+    likelihood_loss,
     previous_logprobs,
     token_weights,
 )
@@ -19,7 +20,8 @@ RETURNS = "returns"
 
 
 def policy_loss(inputs: LossInputs, config: PpoConfig) -> LossOutput:
-    """Σ_t w_t (c_t objective_t - entropy_coefficient entropy_t) over a microbatch's tokens (arXiv:1707.06347, equation 7).
+    """Σ_t w_t (c_t objective_t - entropy_coefficient entropy_t) over a microbatch's tokens (arXiv:1707.06347, equation 7), and
+    likelihood_coefficient times `likelihood_loss`.
 
     w are `token_weights`, c the truncated ratio of trainer to generator at the start of the step. `config.previous_logprobs` is
     resolved; ContractError where it is "trainer" and `inputs.previous_logprobs` is missing.
@@ -49,7 +51,12 @@ def policy_loss(inputs: LossInputs, config: PpoConfig) -> LossOutput:
     weights = token_weights(
         config.loss_normalisation, sequences=sequences, counts=inputs.counts, constant_length=None, dtype=current.dtype
     )
-    return LossOutput(loss=(per_token * weights).sum(), sums=sums, maxima=maxima)
+    loss = (per_token * weights).sum()
+    if config.likelihood_coefficient:
+        likelihood = likelihood_loss(current, inputs)
+        loss = loss + config.likelihood_coefficient * likelihood
+        sums["positive_nll"] = likelihood.detach()
+    return LossOutput(loss=loss, sums=sums, maxima=maxima)
 
 
 def critic_loss(inputs: LossInputs, config: PpoConfig) -> LossOutput:

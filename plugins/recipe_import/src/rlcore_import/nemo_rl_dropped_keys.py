@@ -80,7 +80,6 @@ _GRPO = (
     *differs("reward_penalties", PENALTY, "penalize_duplicated_reasoning penalize_empty_final_answer penalize_unwanted_tokens"),
     *differs("reward_penalties", PENALTY, "penalize_malformed_think_tag token_ids"),
     *differs("reward_penalties.token_ids", PENALTY, "unwanted think_open think_close"),
-    *differs("loss_fn", "no such term of the loss", "positive_example_nll_weight", 0),
     *differs("async_rl", "a step's groups are trained on together", "min_groups_for_streaming_train"),
     *same("async_rl", "[async] bounds samples under way by async.max_staleness", "max_inflight_prompts"),
     *same("async_rl", "[async] bounds samples under way by async.max_staleness", "max_buffered_rollouts"),

@@ -92,6 +92,8 @@ def import_loss(source: Source, values: dict[str, Any]) -> None:
         source.refuse(f"{LOSS}.ratio_clip_c", "null, with use_cispo, as NeMo-RL itself asks")
     elif dual is not None and objective == "clipped":  # without a ratio the bound is never reached
         values[f"{GRPO}.dual_clip"] = dual
+    if likelihood := source.number(f"{LOSS}.positive_example_nll_weight", 0.0, least=0):
+        values[f"{GRPO}.likelihood_coefficient"] = likelihood
     _divergence(source, values, of_sequence=of_sequence and objective != "policy_gradient")
     _importance(source, values, of_sequence=of_sequence)
 
@@ -127,6 +129,7 @@ def _divergence(source: Source, values: dict[str, Any], *, of_sequence: bool) ->
     values[f"{GRPO}.kl_gradient"] = "expectation"
     if weighs:
         values[f"{GRPO}.kl_importance"] = "generation"
+        values[f"{GRPO}.kl_maximum"] = bounds[f"{LOSS}.kl_output_clamp_value"][1] or 10.0
     for key, (bound, found) in bounds.items():
         if found != bound and key.removeprefix(f"{LOSS}.") in (source.look(LOSS) or {}):
             source.report(key, f"the bound is {bound:g}")

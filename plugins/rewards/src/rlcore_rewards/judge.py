@@ -26,6 +26,7 @@ from rlcore.spi import (
 from rlcore_rewards.judge_config import JudgeConfig
 from rlcore_rewards.judge_template import filled, pattern_fault, row_fields, score_of
 from rlcore_rewards.prompts import PROMPT, observation_of, prompt_problems
+from rlcore_rewards.rubric import CRITERIA, criteria_of, listed, scores_of, weighed
 from rlcore_workers.functions import brief
 
 SECTION = "environment.judge"
@@ -42,6 +43,8 @@ class JudgeBackend:
         self._template = template_of(config)
         self._clients: dict[asyncio.AbstractEventLoop, Any] = {}
         """One for each event loop, to which its connections belong."""
+        self._kept: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Future[str]] = {}
+        """Replies by their prompts, and those under way."""
 
     def rows(self, split: str) -> Sequence[Row] | None:  # noqa: ARG002
         """Return None: prompts come from the recipe's data."""
@@ -52,13 +55,17 @@ class JudgeBackend:
         if missing := [name for name in row_fields(self._template) if name not in row]:
             has = ", ".join(map(repr, row))
             raise DataError(f"{SECTION}: the prompt names row[{missing[0]}]; expected a field of the row, which has {has}")
+        if self._config.criteria_field is not None:
+            criteria_of(row, self._config)
         return ResetResult(observation=observation_of(row, self._config), state=row)
 
     async def step(self, state: Any, turn: Turn) -> StepResult:
         """The score, as a reward from 0.0 to 1.0. RewardError where there is none; PluginError where the endpoint refuses."""
         config = self._config
         with fails_as("grader"):
-            score = score_of(await self._asked(filled(self._template, state[PROMPT], turn.text, state)), config)
+            if config.criteria or config.criteria_field is not None:
+                return await self._by_rubric(state, turn.text)
+            score = score_of(await self._reply(filled(self._template, state[PROMPT], turn.text, state)), config)
         low, high = config.score_range
         reward = (score - low) / (high - low)
         return StepResult(reward=reward, done=True, success=reward >= config.success_reward, metrics={"score": score})
@@ -70,6 +77,40 @@ class JudgeBackend:
             if not loop.is_closed() and loop.is_running():
                 with contextlib.suppress(TimeoutError):
                     asyncio.run_coroutine_threadsafe(client.close(), loop).result(CLOSE_S)
+
+    async def _by_rubric(self, row: Row, answer: str) -> StepResult:
+        """The weighted mean of the criteria's scores; each part is a component of the reward."""
+        config, criteria = self._config, criteria_of(row, self._config)
+        groups = [criteria] if config.criteria_requests == "one" else [[one] for one in criteria]
+        texts = [filled(self._template, row[PROMPT], answer, row, listed(group)) for group in groups]
+        replies = await asyncio.gather(*map(self._reply, texts))
+        if config.criteria_requests == "one":
+            scores = scores_of(replies[0], criteria, config)
+        else:
+            scores = [score_of(reply, config) for reply in replies]
+        parts = weighed(scores, criteria, config)
+        named = parts if config.criteria_field is None else {}
+        reward = sum(parts.values())
+        return StepResult(
+            reward=reward,
+            done=True,
+            success=reward >= config.success_reward,
+            reward_components=named if len(named) > 1 else {},
+            metrics={"score": reward},
+        )
+
+    async def _reply(self, text: str) -> str:
+        """The judge's reply, asked for once where replies are kept."""
+        if not self._config.cache_size:
+            return await self._asked(text)
+        key = (asyncio.get_running_loop(), text)
+        task = self._kept.pop(key, None)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = asyncio.ensure_future(self._asked(text))
+        self._kept[key] = task  # the newest last
+        while len(self._kept) > self._config.cache_size:
+            del self._kept[next(iter(self._kept))]
+        return await asyncio.shield(task)
 
     async def _asked(self, text: str) -> str:
         config = self._config
@@ -145,10 +186,18 @@ def check(context: CheckContext | None, config: JudgeConfig) -> list[Problem]:
     if limit_s is not None and config.timeout_s >= limit_s:
         expected = f"less than rollout.environment_timeout_s, which is {limit_s:g}"
         problems.append(_problem("timeout_s", f"{config.timeout_s:g}", expected))
-    return problems + _template_problems(config)
+    if config.cache_size and config.temperature:
+        found = f"{config.cache_size}, with temperature = {config.temperature:g}, whose replies differ"
+        problems.append(_problem("cache_size", found, "0, or temperature = 0.0"))
+    if config.criteria and config.criteria_field is not None:
+        problems.append(_problem("criteria_field", f"{config.criteria_field!r} beside criteria", "one of the two"))
+    has_rubric = bool(config.criteria) or config.criteria_field is not None
+    if config.criteria_requests == "each" and not has_rubric:
+        problems.append(_problem("criteria_requests", '"each", without criteria', "criteria, or no such key"))
+    return problems + _template_problems(config, has_rubric=has_rubric)
 
 
-def _template_problems(config: JudgeConfig) -> list[Problem]:
+def _template_problems(config: JudgeConfig, *, has_rubric: bool) -> list[Problem]:
     if (config.prompt is None) == (config.prompt_file is None):
         found = "neither" if config.prompt is None else "both"
         return [Problem(path=SECTION, found=f"{found} of prompt and prompt_file", expected="one of the two")]
@@ -156,9 +205,11 @@ def _template_problems(config: JudgeConfig) -> list[Problem]:
         template = template_of(config)
     except ConfigError as error:
         return list(error.problems)
+    key = "prompt" if config.prompt is not None else "prompt_file"
+    if has_rubric and CRITERIA not in template:
+        return [_problem(key, f"{template!r:.60}", f"a text with {CRITERIA} in it", "The judge would see no criterion.")]
     if "{completion}" in template:
         return []
-    key = "prompt" if config.prompt is not None else "prompt_file"
     return [_problem(key, f"{template!r:.60}", "a text with {completion} in it", "The judge would never see the answer.")]
 
 

@@ -12,7 +12,7 @@ from rlcore_rewards.judge_config import JudgeConfig
 from rlcore_text.chats.messages import thought_of
 from rlcore_workers.functions import brief
 
-FIELD = re.compile(r"\{(?:(prompt|completion)|row\[([^\]{}]+)\])\}")
+FIELD = re.compile(r"\{(?:(prompt|completion|criteria)|row\[([^\]{}]+)\])\}")
 
 
 def row_fields(template: str) -> list[str]:
@@ -20,11 +20,13 @@ def row_fields(template: str) -> list[str]:
     return [match[2] for match in FIELD.finditer(template) if match[2] is not None]
 
 
-def filled(template: str, prompt: str | Sequence[Message], completion: str, row: Mapping[str, Any]) -> str:
+def filled(
+    template: str, prompt: str | Sequence[Message], completion: str, row: Mapping[str, Any], criteria: str | None = None
+) -> str:
     """Fill the placeholders of a template; all else in braces stays. A chat becomes a line per message: its role, its thought,
     its content with [image] for each image, and its calls as JSON."""
     shown = prompt if isinstance(prompt, str) else "\n".join(f"{one['role']}: {_text_of(one)}" for one in prompt)
-    parts = {"prompt": shown, "completion": completion}
+    parts = {"prompt": shown, "completion": completion, "criteria": "{criteria}" if criteria is None else criteria}
     return FIELD.sub(lambda match: parts[match[1]] if match[1] else str(row[match[2]]), template)
 
 

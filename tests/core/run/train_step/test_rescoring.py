@@ -4,8 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.run.protocols import CollectedRollouts
-from rlcore.run.train_step.scorers import rescored
+from rlcore.run.protocols import CollectedRollouts, LoopPosition
+from rlcore.run.report.progress import Progress
+from rlcore.run.report.timing import PhaseClock
+from rlcore.run.train_step.scorers import Rescorer
 from rlcore.spi import GENERATION_LOGPROBS, GROUP_IDS, WEIGHT_VERSIONS, TokenBatch
 
 VERSIONS = np.array([-1, 2, 4, -1, 5, 5, -1, 3], np.int32)
@@ -46,7 +48,7 @@ def samples(oldest_version: int) -> CollectedRollouts:
 
 def test_old_tokens_alone_get_the_trainers_log_probabilities() -> None:
     trainer: Any = Trainer()
-    found = rescored(samples(4), trainer)
+    found: Any = Rescorer(trainer=trainer, clock=PhaseClock(Progress())).score(samples(4), LoopPosition())
     assert trainer.asked == ([0, 2], "policy", 6)
     assert found.batch.token_columns[GENERATION_LOGPROBS].tolist() == [-1, -10, -1, -1, -1, -1, -1, -70]
     assert found.batch.token_columns[WEIGHT_VERSIONS].tolist() == VERSIONS.tolist(), "of what says how far the two agree"
@@ -55,6 +57,6 @@ def test_old_tokens_alone_get_the_trainers_log_probabilities() -> None:
 
 def test_without_old_tokens_the_trainer_is_not_asked() -> None:
     trainer: Any = None
-    found = rescored(samples(2), trainer)
+    found: Any = Rescorer(trainer=trainer, clock=PhaseClock(Progress())).score(samples(2), LoopPosition())
     assert found.batch.token_columns[GENERATION_LOGPROBS].tolist() == [-1.0] * 8
     assert found.schedule_metrics == {"async/tokens_rescored": 0.0}

@@ -49,7 +49,7 @@ def group_advantages(
       of "std".
     - "batch_std": the std of all N rewards.
     - "mean": the group's mean reward, of rewards of at least 0 (MaxRL, arXiv:2602.02710); within n-1.
-    - "batch_whitening": none here; see `whitened`.
+    - "batch_whitening", "sample_whitening": none here; see `whitened`.
 
     ContractError for another name.
     """
@@ -85,7 +85,7 @@ def group_advantages(
         case "mean":
             means = np.add.reduceat(rewards.astype(np.float64), starts) / sizes
             scale /= np.where(differs, means + epsilon, 1.0)
-        case "none" | "batch_whitening":
+        case "none" | "batch_whitening" | "sample_whitening":
             pass
         case _:
             assert_never(normalisation)

@@ -9,7 +9,9 @@ from rlcore.schema.constraints import Constraint, Positive, Share, above, above_
 from rlcore.spi import AlgorithmContext
 
 Baseline: TypeAlias = Literal["group_mean", "leave_one_out", "batch_mean", "none"]
-AdvantageNormalisation: TypeAlias = Literal["std", "leave_one_out_std", "batch_std", "batch_whitening", "mean", "none"]
+AdvantageNormalisation: TypeAlias = Literal[
+    "std", "leave_one_out_std", "batch_std", "batch_whitening", "sample_whitening", "mean", "none"
+]
 ObjectiveName: TypeAlias = Literal["clipped", "clip_cov", "kl_cov", "cispo", "sapo", "gmpo", "vespo", "policy_gradient"]
 RatioLevel: TypeAlias = Literal["token", "sequence", "sequence_token", "sequence_product"]
 Normalisation: TypeAlias = Literal["token", "sequence", "constant"]
@@ -17,7 +19,7 @@ KlEstimator: TypeAlias = Literal["k1", "k2", "k3"]
 KlGradient: TypeAlias = Literal["expectation", "estimate"]
 ImportanceBound: TypeAlias = Literal["truncate", "mask"]
 
-_NOT_NEGATIVE = Constraint("of at least 0; inf never clips", lambda value: value >= 0)
+_ABOVE_MINUS_ONE = Constraint("above -1; inf never clips", lambda value: value > -1)
 _POSITIVE = Constraint("above 0; inf never truncates", lambda value: value > 0)
 _UNBOUNDED = Constraint("above 0; inf leaves out none", lambda value: value > 0)
 
@@ -47,8 +49,9 @@ class LossConfig:
     clip_low: Share = 0.2
     """The probability ratio is clipped from below at 1 - clip_low, by the objectives "clipped", "clip_cov", "cispo" and
     "gmpo"; 1 never clips."""
-    clip_high: Annotated[float, _NOT_NEGATIVE] = 0.2
-    """The probability ratio is clipped from above at 1 + clip_high; a larger one than clip_low keeps exploration alive."""
+    clip_high: Annotated[float, _ABOVE_MINUS_ONE] = 0.2
+    """The probability ratio is clipped from above at 1 + clip_high; a larger one than clip_low keeps exploration alive. A
+    negative one caps the weights of "cispo" below 1."""
     dual_clip: Annotated[float, above(1)] | None = None
     """Bound the loss of a token of negative advantage A at dual_clip times -A (arXiv:1912.09729); None is no bound."""
     sapo_temperature_positive: Annotated[float, above(0)] = 1.0
@@ -81,9 +84,16 @@ class LossConfig:
     kl_gradient: KlGradient = "expectation"
     """The gradient of the KL term. "expectation": of the estimator's expectation under the policy. "estimate": of the estimates
     alone, with which "k1" has no effect on average."""
-    kl_importance: Literal["none", "previous", "generation"] = "none"
+    kl_importance: Literal["none", "previous", "generation", "ratio"] = "none"
     """Weight each token's estimate by its probability under the policy over that under the named policy, which sampled it. It
-    then estimates the KL of the current policy in later updates too (DeepSeek-V3.2, arXiv:2512.02556)."""
+    then estimates the KL of the current policy in later updates too (DeepSeek-V3.2, arXiv:2512.02556). "ratio": by the ratio ρ
+    of the objective, which may be the sequence's, as in TRL's GSPO."""
+    kl_maximum: Annotated[float, above(0)] | None = None
+    """Bound of a token's estimate times that weight; beyond it the token has no gradient, as in NeMo-RL. None: the estimate
+    alone is bounded, by 10, and its weight by e^20."""
+    likelihood_coefficient: Annotated[float, at_least(0)] = 0.0
+    """Weight of the negative log-likelihood of samples with a reward above 0, a mean over their tokens in the step (VAPO,
+    arXiv:2504.05118, equation 10)."""
     importance_correction: Literal["token", "sequence", "none"] = "token"
     """Weight each token by the ratio of the trainer's to the generator's probability at the start of the step, so that a
     numerical difference does not bias the gradient. "token": the token's own ratio. "sequence": its sequence's. "none": no

@@ -1,6 +1,6 @@
 """The policy-gradient loss, from log-probabilities to a number, in the order of the papers.
 
-    loss = Σ_t w_t (c_t m_t objective_t + kl_coefficient kl_t - entropy_coefficient entropy_t)
+    loss = Σ_t w_t (c_t m_t objective_t + kl_coefficient kl_t - entropy_coefficient entropy_t) + likelihood_coefficient nll
 
 1. ratio: how much likelier the policy has become than it was, of a token or of its sequence;
 2. objective: what the ratio and the advantage A of a token make of it, with hard bounds, soft weights or none;
@@ -34,6 +34,7 @@ from rlcore.spi import (
 from rlcore_torchkit.rl.covariance import HIGH_COVARIANCE
 from rlcore_torchkit.rl.loss_config import ImportanceBound, KlEstimator, KlGradient, LossConfig, Normalisation, RatioLevel
 from rlcore_torchkit.rl.sequences import MaskedMean, Sequences, masked
+from rlcore_torchkit.rl.shaping import LIKELIHOOD_WEIGHTS
 
 MAX_LOG_RATIO = 20.0
 """exp of it is finite in float32 and far outside any clip range: beyond it the ratio has no gradient, instead of a NaN."""
@@ -256,7 +257,13 @@ def kl_estimate(delta: Tensor, estimator: KlEstimator) -> Tensor:
 
 
 def kl_penalty(
-    current: Tensor, reference: Tensor, *, estimator: KlEstimator, gradient: KlGradient, sampled_by: Tensor | None = None
+    current: Tensor,
+    reference: Tensor,
+    *,
+    estimator: KlEstimator,
+    gradient: KlGradient,
+    log_weight: Tensor | None = None,
+    maximum: float | None = None,
 ) -> Tensor:
     """The estimate of each token's divergence from the reference, differentiable.
 
@@ -264,15 +271,14 @@ def kl_penalty(
     of E[k] where the tokens are drawn from the policy. It comes after the clamp, so that the tokens farthest from the
     reference are still pulled back.
 
-    Where they are drawn from another policy, `sampled_by` has its log-probabilities, and the estimate is weighed by
-    exp(current - sampled_by), the exponent within ±20 (DeepSeek-V3.2, arXiv:2512.02556, "Unbiased KL Estimate"):
-    differentiated for "expectation", a constant for "estimate".
+    Where they are drawn from another policy, `log_weight` is the logarithm of the ratio to it, and the estimate is weighed by
+    exp(log_weight), the exponent within ±20 (DeepSeek-V3.2, arXiv:2512.02556, "Unbiased KL Estimate"): differentiated for
+    "expectation", a constant for "estimate". The weighed estimate stays within ±maximum, beyond which it has no gradient.
     """
     kl = kl_estimate(reference - current, estimator)
-    if sampled_by is not None:
-        weight = torch.exp((current - sampled_by).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
-        return kl * (weight if gradient == "expectation" else weight.detach())
-    return kl * torch.exp(current - current.detach()) if gradient == "expectation" else kl
+    weight = ratio_of(current - current.detach() if log_weight is None else log_weight)
+    kl = kl * (weight if gradient == "expectation" else weight.detach())
+    return kl if maximum is None else kl.clamp(-maximum, maximum)
 
 
 # 4. Correction: weights and masks for the difference between generator and trainer; none of them has a gradient
@@ -429,7 +435,8 @@ def token_weights(
 
 
 def policy_gradient_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
-    """Σ_t w_t (c_t m_t objective_t + kl_coefficient kl_t - entropy_coefficient entropy_t) over a microbatch's tokens.
+    """Σ_t w_t (c_t m_t objective_t + kl_coefficient kl_t - entropy_coefficient entropy_t) over a microbatch's tokens, and
+    likelihood_coefficient times `likelihood_loss`.
 
     `config.previous_logprobs` is resolved: "generation" or "trainer"; ContractError where it is the latter and the trainer does
     not give `inputs.previous_logprobs`.
@@ -447,8 +454,15 @@ def policy_gradient_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
     sums = {**objective.means(mean), **correction.sums}
     if config.kl_coefficient:
         reference = masked(inputs.token_columns[REFERENCE_LOGPROBS], inputs)
-        sampled_by = {"none": None, "previous": previous, "generation": generation}[config.kl_importance]
-        kl = kl_penalty(current, reference, estimator=config.kl_estimator, gradient=config.kl_gradient, sampled_by=sampled_by)
+        log_weights = {"none": None, "previous": current - previous, "generation": current - generation, "ratio": ratio}
+        kl = kl_penalty(
+            current,
+            reference,
+            estimator=config.kl_estimator,
+            gradient=config.kl_gradient,
+            log_weight=log_weights[config.kl_importance],
+            maximum=config.kl_maximum,
+        )
         per_token = per_token + config.kl_coefficient * kl
         sums["kl"] = mean(kl)
     if inputs.entropy is None:
@@ -464,8 +478,20 @@ def policy_gradient_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
         constant_length=config.constant_length,
         dtype=current.dtype,
     )
+    loss = (per_token * weights).sum()
+    if config.likelihood_coefficient:
+        likelihood = likelihood_loss(current, inputs)
+        loss = loss + config.likelihood_coefficient * likelihood
+        sums["positive_nll"] = likelihood.detach()
     maxima = {**objective.maxima(inputs.loss_mask), **correction.maxima}
-    return LossOutput(loss=(per_token * weights).sum(), sums=sums, maxima=maxima)
+    return LossOutput(loss=loss, sums=sums, maxima=maxima)
+
+
+def likelihood_loss(current: Tensor, inputs: LossInputs) -> Tensor:
+    """The mean of -current over the tokens of samples with a reward above 0, by the column LIKELIHOOD_WEIGHTS (VAPO,
+    arXiv:2504.05118, equation 10)."""
+    weighed = -current * masked(inputs.token_columns[LIKELIHOOD_WEIGHTS], inputs)
+    return weighed.sum() / max(inputs.counts.num_loss_tokens, 1)
 
 
 def _objective(

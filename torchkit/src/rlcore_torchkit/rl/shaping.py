@@ -1,4 +1,5 @@
-"""Deductions from rewards on the driver: penalties of length, and of the KL divergence from the reference policy.
+"""Deductions from rewards on the driver: penalties of length, and of the KL divergence from the reference policy; and weights
+of the samples whose likelihood is raised.
 
 Shapes: E episodes, N sequences, T tokens; float64 throughout.
 """
@@ -8,10 +9,23 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rlcore.spi import TokenBatch
 from rlcore_torchkit.rl.loss_config import KlEstimator
 
 Float64Array: TypeAlias = NDArray[np.float64]
 Lengths: TypeAlias = NDArray[np.int64]
+
+
+LIKELIHOOD_WEIGHTS = "likelihood_weights"
+"""float32 [T], a token column: at the loss tokens of samples with a reward above 0, the step's loss tokens over those of such
+samples; else 0.0. The mean of it times -log p over all loss tokens is the mean of -log p over those of such samples."""
+
+
+def likelihood_weights(batch: TokenBatch, rewards: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+    """The column of these; `rewards` [N] are those of each sequence's episode."""
+    chosen = batch.loss_mask & np.repeat(rewards > 0, batch.lengths)
+    share = batch.loss_mask.sum() / max(chosen.sum(), 1)
+    return np.where(chosen, np.float32(share), np.float32(0))
 
 
 def soft_overlong_penalty(lengths: Lengths, *, max_length: int, buffer: float) -> Float64Array:

@@ -24,8 +24,8 @@ class Examples:
     """int64 [P]: the row of the data set that each came from, ascending."""
     num_dropped: int
     """Rows left out since they are over a limit."""
-    chosen_first: bool = False
-    """True where a row's first sequence is the better one of two."""
+    rewards: Float32Array | None = None
+    """float32 [S]: RolloutBatch.rewards of each sequence; None where all are 0."""
     images: spi.Images | None = None
     """The images of each of the S sequences; None where there are none."""
     margins: Float32Array | None = None
@@ -51,7 +51,7 @@ class Examples:
             row_offsets=np.arange(len(rows) + 1) * answers,
             rows=rows,
             num_dropped=num_dropped,
-            chosen_first=answers > 1,
+            rewards=np.tile(np.asarray([1.0, 0.0], np.float32), len(rows)) if answers > 1 else None,
             images=images,
         )
 
@@ -67,7 +67,7 @@ def joined_examples(parts: Sequence[Examples], first_rows: Sequence[int]) -> Exa
         row_offsets=offsets_of(counts),
         rows=np.concatenate([part.rows + first for part, first in zip(parts, first_rows, strict=True)]),
         num_dropped=sum(part.num_dropped for part in parts),
-        chosen_first=parts[0].chosen_first,
+        rewards=None if parts[0].rewards is None else np.concatenate([part.rewards for part in parts]),
         images=_joined_images(parts),
         margins=_joined_margins(parts),
     )
@@ -88,8 +88,7 @@ def _joined_margins(parts: Sequence[Examples]) -> Float32Array | None:
 
 
 def example_batch(examples: Examples, indices: Int64Array) -> spi.RolloutBatch:
-    """The examples of the rows `indices` int64 [M] among P, each row a group; loss_mask is True on what is learned. The reward
-    is 1.0 for a chosen answer, and 0.0 for any other."""
+    """The examples of the rows `indices` int64 [M] among P, each row a group; loss_mask is True on what is learned."""
     sequences, group_offsets = gather_ragged(examples.row_offsets, indices)
     gather, offsets = gather_ragged(examples.tokens.offsets, sequences)
     counts = np.diff(group_offsets)
@@ -103,12 +102,9 @@ def example_batch(examples: Examples, indices: Int64Array) -> spi.RolloutBatch:
         sequence_columns=columns,
         images=None if examples.images is None else tuple(examples.images[index] for index in sequences.tolist()),
     )
-    rewards = np.zeros(len(sequences), np.float32)
-    if examples.chosen_first:
-        rewards[group_offsets[:-1]] = 1.0
     return spi.RolloutBatch(
         batch=batch,
-        rewards=rewards,
+        rewards=np.zeros(len(sequences), np.float32) if examples.rewards is None else examples.rewards[sequences],
         valid=np.ones(len(sequences), np.bool_),
         finish_reasons=np.full(len(sequences), spi.FinishReason.STOP, np.uint8),
     )

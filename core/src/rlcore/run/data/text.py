@@ -101,7 +101,7 @@ class Renderer(Protocol):
         rollout: RolloutConfig,
         *,
         key: str,
-        source: Literal["rollouts", "demonstrations", "preferences"],
+        source: Literal["rollouts", "demonstrations", "preferences", "labelled"],
     ) -> Examples:
         """The answers of rows to learn from. DataError names rows that have none."""
 

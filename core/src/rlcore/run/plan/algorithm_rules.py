@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from rlcore.config.asynchrony import AsyncConfig
-from rlcore.config.data import LEVEL_WINDOW
+from rlcore.config.data import LEVEL_WINDOW, DatasetConfig
 from rlcore.config.recipe import Recipe, RolloutConfig
 from rlcore.run.plan.other_models import other_model_problems
 from rlcore.run.plan.run_plan import RunPlan
@@ -95,13 +95,14 @@ def _equal_by_nature(plan: RunPlan) -> tuple[str, str, str] | None:
 
 
 def _margin_problems(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
-    """Margins of pairs that no loss reads."""
+    """Margins of pairs, and labels, that no loss reads."""
     for path, config in (("data.train", recipe.data.train), ("data.evaluation", recipe.data.evaluation)):
         parts = {} if config is None else {path: config, **{f"{path}.mix.{name}": one for name, one in config.parts().items()}}
         for key, one in parts.items():
-            if one.margin_field is not None and not needs.margins:
-                found = f'"{one.margin_field}", with algorithm {recipe.algorithm.name!r}, which reads no margins'
-                yield Problem(path=f"{key}.margin_field", found=found, expected="no such key")
+            for name, is_read in (("margin", needs.margins), ("label", needs.source == "labelled")):
+                if not is_read and (field := getattr(one, f"{name}_field")) != getattr(DatasetConfig(), f"{name}_field"):
+                    found = f'"{field}", with algorithm {recipe.algorithm.name!r}, which reads no {name}s'
+                    yield Problem(path=f"{key}.{name}_field", found=found, expected="no such key")
 
 
 def _pointless(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:

@@ -72,7 +72,7 @@ def _unbrought(plan: RunPlan, found: str) -> spi.Problem:
 def _samples(plan: RunPlan) -> spi.RolloutBatch:
     """Samples with the columns that the run brings: half of a group's rewards are 1, the others 0."""
     needs, recipe = plan.algorithm.needs, plan.recipe
-    per_group = {"rollouts": recipe.rollout.samples_per_prompt, "demonstrations": 1, "preferences": 2}[needs.source]
+    per_group = {"rollouts": recipe.rollout.samples_per_prompt, "demonstrations": 1}.get(needs.source, 2)
     num_sequences = NUM_GROUPS * per_group
     num_tokens = num_sequences * LENGTH
     is_answer = np.tile(np.arange(LENGTH) >= LENGTH // 2, num_sequences)
@@ -82,6 +82,8 @@ def _samples(plan: RunPlan) -> spi.RolloutBatch:
         token_columns[spi.WEIGHT_VERSIONS] = np.where(is_answer, 0, -1).astype(np.int32)
     if needs.reference_logprobs_in_rollouts:
         token_columns[spi.REFERENCE_LOGPROBS] = np.where(is_answer, np.float32(-0.75), np.float32(0))
+    if needs.policy_logprobs_in_rollouts:
+        token_columns[spi.PREVIOUS_LOGPROBS] = np.where(is_answer, np.float32(-0.5), np.float32(0))
     if needs.critic:
         token_columns[spi.VALUES] = np.full(num_tokens, 0.25, np.float32)
     sequence_columns: dict[str, AnyArray] = {spi.GROUP_IDS: np.repeat(np.arange(NUM_GROUPS, dtype=np.int32), per_group)}

@@ -24,7 +24,7 @@ from rlcore.run.plan.channel import takes_weights
 from rlcore.run.plan.run_plan import RunPlan, dtype_of
 from rlcore.run.plan.sections import execution_needs, observer_options, plugin_config
 from rlcore.schema.file_limits import expanded
-from rlcore.spi import Algorithm, AlgorithmContext, DtypeName, OptimizerSpec, PluginError, Problem, Role, capabilities
+from rlcore.spi import Algorithm, DtypeName, OptimizerSpec, PluginError, Problem, Role, capabilities
 
 
 def choose_plugins(recipe: Recipe, registry: Registry, device: Device, *, measures_own: bool = False) -> RunPlan:
@@ -280,12 +280,5 @@ def _algorithm(recipe: Recipe, chosen: Mapping[Role, Entry], dtype: DtypeName, *
 
 def build_chosen_algorithm(recipe: Recipe, entry: Entry, dtype: DtypeName, *, exact: bool = False) -> AlgorithmHandle:
     """The recipe's algorithm; `exact` says whether generator and trainer both promise exact log-probabilities."""
-    context = AlgorithmContext(
-        seed=recipe.run.seed,
-        samples_per_prompt=recipe.rollout.samples_per_prompt,
-        minibatches_per_step=recipe.training.minibatches_per_step,
-        temperature=recipe.rollout.temperature,
-        generation_logprobs_exact=exact and dtype in ("float32", "float64") and not recipe.rollout.accept_truncation_bias,
-        max_response_tokens=recipe.rollout.max_response_tokens,
-    )
-    return build_algorithm(entry, context, plugin_config(recipe, entry))
+    exact = exact and dtype in ("float32", "float64") and not recipe.rollout.accept_truncation_bias
+    return build_algorithm(entry, recipe.algorithm_context(dtype, exact=exact), plugin_config(recipe, entry))

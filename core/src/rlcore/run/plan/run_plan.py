@@ -150,7 +150,7 @@ class RunPlan:
         needs, recipe = self.algorithm.needs, self.recipe
         group = 1
         if needs.whole_groups:
-            group = {"rollouts": recipe.rollout.samples_per_prompt, "demonstrations": 1, "preferences": 2}[needs.source]
+            group = {"rollouts": recipe.rollout.samples_per_prompt, "demonstrations": 1}.get(needs.source, 2)
         bound = recipe.training.max_tokens_per_microbatch
         return bound if group == 1 else max(bound, group * recipe.rollout.max_sequence_length)
 
@@ -268,9 +268,4 @@ def dtype_of(recipe: Recipe, device: Device) -> spi.DtypeName:
 
 def model_spec(recipe: Recipe, device: Device) -> spi.ModelSpec:
     """The facts about the model that backends get."""
-    return spi.ModelSpec(
-        path=recipe.model.path,
-        revision=recipe.model.revision,
-        dtype=dtype_of(recipe, device),
-        trust_remote_code=recipe.model.trust_remote_code,
-    )
+    return recipe.model.spec(dtype_of(recipe, device))

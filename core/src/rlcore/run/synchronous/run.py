@@ -30,7 +30,7 @@ from rlcore.run.report.timing import PhaseClock
 from rlcore.run.synchronous.source import SynchronousSource
 from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
 from rlcore.run.train_step.policy import PolicyLearner
-from rlcore.run.train_step.scorers import Reference
+from rlcore.run.train_step.scorers import Reference, scorers_of
 from rlcore.spi import Tokenizer
 from rlcore.spi.execution import Backends
 
@@ -67,7 +67,7 @@ class SynchronousRun:
                 recipe=self.recipe,
                 algorithm=algorithm,
                 source=source,
-                scorers=[],
+                scorers=[*scorers_of(algorithm.needs, Reference.of(backends), backends.trainer, clock)],
                 learners=[self._policy(algorithm, backends, clock, progress)],
                 weights=self._weights(backends, clock, progress, guard),
                 saver=Unsaved(),
@@ -86,19 +86,10 @@ class SynchronousRun:
                 loop.run()
 
     def _algorithm(self) -> AlgorithmHandle:
-        rollout, training = self.recipe.rollout, self.recipe.training
-        context = spi.AlgorithmContext(
-            seed=self.recipe.run.seed,
-            samples_per_prompt=rollout.samples_per_prompt,
-            minibatches_per_step=training.minibatches_per_step,
-            temperature=rollout.temperature,
-            generation_logprobs_exact=False,
-            max_response_tokens=rollout.max_response_tokens,
-        )
         entry, config = self._plugin("algorithm")
-        algorithm = build_algorithm(entry, context, config)
+        algorithm = build_algorithm(entry, self.recipe.algorithm_context("float32", exact=False), config)
         needs = algorithm.needs
-        if needs.source != "rollouts" or needs.critic or needs.reference_logprobs_in_rollouts:
+        if needs.source != "rollouts" or needs.critic:
             raise spi.ContractError(f"{entry.label}: the inner ring trains the policy alone, on its rollouts")
         return algorithm
 
@@ -207,9 +198,7 @@ class SynchronousRun:
 
     @property
     def _model(self) -> spi.ModelSpec:
-        model = self.recipe.model
-        dtype = "float32" if model.dtype == "auto" else model.dtype
-        return spi.ModelSpec(path=model.path, revision=model.revision, dtype=dtype, trust_remote_code=model.trust_remote_code)
+        return self.recipe.model.spec("float32")
 
     def _plugin(self, role: Literal["trainer", "generator", "algorithm", "environment"]) -> tuple[Entry, Any]:
         """The plugin that the recipe names for a role, with its options."""

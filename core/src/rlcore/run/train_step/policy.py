@@ -99,7 +99,7 @@ class PolicyLearner:
                 wanted.append(LogprobsColumn(name=spi.REFERENCE_LOGPROBS, model="reference"))
             else:
                 with self.clock.phase("logprobs"):
-                    batch = self.reference.with_column(batch, version)
+                    batch = batch.with_token_column(spi.REFERENCE_LOGPROBS, self.reference.of_batch(batch, version))
         first = later = evolve(loss, token_columns=tuple(dict.fromkeys(columns)))
         num_own = 0 if self.has_dropout else 1
         if num_own and needs.head == "tokens" and self.trainer.has(spi.capabilities.PREVIOUS_LOGPROBS):

@@ -1,13 +1,14 @@
 """Scorers: they add columns to samples, of the reference, and of the trainer in place of tokens that are too old."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 from attrs import evolve, frozen
 
 from rlcore import spi
-from rlcore.run.protocols import CollectedRollouts, LoopPosition
+from rlcore.run.protocols import CollectedRollouts, LoopPosition, Scorer
 from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import GENERATION_LOGPROBS, RolloutBatch
 from rlcore.spi.arrays import Float32Array, Int32Array, Int64Array
@@ -49,27 +50,28 @@ class Reference:
         """float32 [T]: of every token of a batch."""
         return self.logprobs(batch, np.arange(batch.num_sequences), weight_version)
 
-    def with_column(self, batch: spi.TokenBatch, weight_version: int) -> spi.TokenBatch:
-        """The batch with the column of these."""
-        return batch.with_token_column(spi.REFERENCE_LOGPROBS, self.of_batch(batch, weight_version))
-
 
 @frozen(kw_only=True, eq=False)
-class ReferenceScorer:
-    """Adds the reference's log-probabilities for an algorithm that computes rewards from them."""
+class LogprobsScorer:
+    """Adds a model's log-probabilities for an algorithm that computes its batch from them."""
 
-    reference: Reference
+    column: str
+    of_batch: Callable[[spi.TokenBatch, int], Float32Array]
+    """Returns float32 [T] of every token of a batch, at a version of the policy's weights."""
     clock: PhaseClock
 
     def score(self, samples: spi.RolloutBatch, position: LoopPosition) -> spi.RolloutBatch:
         """See Scorer."""
         with self.clock.phase("logprobs"):
-            return evolve(samples, batch=self.reference.with_column(samples.batch, position.weight_version))
+            found = self.of_batch(samples.batch, position.weight_version)
+        return evolve(samples, batch=samples.batch.with_token_column(self.column, found))
 
 
 @frozen(kw_only=True, eq=False)
 class Rescorer:
-    """Scores tokens that are older than their samples allow."""
+    """Replaces the generator's log-probabilities by the trainer's at loss tokens of weights older than `oldest_version`. To the
+    loss they are tokens of the present policy, whose ratio is 1. Their weight versions stay, so that the comparison of trainer
+    and generator leaves them out. Metric `async/tokens_rescored`: their number."""
 
     trainer: TrainerGroup
     clock: PhaseClock
@@ -78,21 +80,26 @@ class Rescorer:
         """See Scorer."""
         if not isinstance(samples, CollectedRollouts) or not samples.oldest_version:
             return samples
-        with self.clock.phase("logprobs"):
-            return rescored(samples, self.trainer)
+        batch = samples.batch
+        is_old = samples.older_than(samples.oldest_version)
+        metrics = {**samples.schedule_metrics, "async/tokens_rescored": float(is_old.sum())}
+        if is_old.any():
+            sequences = np.flatnonzero(np.add.reduceat(is_old.astype(np.int64), batch.offsets[:-1]))
+            with self.clock.phase("logprobs"):
+                present = self.trainer.logprobs(batch, sequences, "policy", samples.weight_version)
+            generated = batch.token_columns[GENERATION_LOGPROBS]
+            batch = batch.with_token_column(GENERATION_LOGPROBS, np.where(is_old, present, generated))
+        return evolve(samples, batch=batch, schedule_metrics=metrics)
 
 
-def rescored(samples: CollectedRollouts, trainer: TrainerGroup) -> CollectedRollouts:
-    """The samples, with the trainer's log-probabilities in place of the generator's at loss tokens of weights older than
-    `oldest_version`. To the loss they are what the present policy might have said, whose ratio is 1. They keep the versions of
-    the weights that said them: the trainer is not to be compared with itself where it is compared with the generator. Metric
-    `async/tokens_rescored`: how many they are."""
-    batch = samples.batch
-    is_old = samples.older_than(samples.oldest_version)
-    metrics = {**samples.schedule_metrics, "async/tokens_rescored": float(is_old.sum())}
-    if is_old.any():
-        sequences = np.flatnonzero(np.add.reduceat(is_old.astype(np.int64), batch.offsets[:-1]))
-        present = trainer.logprobs(batch, sequences, "policy", samples.weight_version)
-        generated = batch.token_columns[GENERATION_LOGPROBS]
-        batch = batch.with_token_column(GENERATION_LOGPROBS, np.where(is_old, present, generated))
-    return evolve(samples, batch=batch, schedule_metrics=metrics)
+def scorers_of(needs: spi.AlgorithmNeeds, reference: Reference, trainer: TrainerGroup, clock: PhaseClock) -> Iterator[Scorer]:
+    """Yield the scorers that an algorithm needs, in their order."""
+    yield Rescorer(trainer=trainer, clock=clock)
+    if needs.reference_logprobs_in_rollouts:
+        yield LogprobsScorer(column=spi.REFERENCE_LOGPROBS, of_batch=reference.of_batch, clock=clock)
+    if needs.policy_logprobs_in_rollouts:
+        yield LogprobsScorer(column=spi.PREVIOUS_LOGPROBS, of_batch=partial(_policy_logprobs, trainer), clock=clock)
+
+
+def _policy_logprobs(trainer: TrainerGroup, batch: spi.TokenBatch, weight_version: int) -> Float32Array:
+    return trainer.logprobs(batch, np.arange(batch.num_sequences), "policy", weight_version)

@@ -16,7 +16,7 @@ from rlcore.run.loop import Loop
 from rlcore.run.plan.collector import LoopContext
 from rlcore.run.plan.inputs import Inputs
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.protocols import LoopObserver, LoopPosition, MetricsTo, Scorer, Source, WeightSync
+from rlcore.run.protocols import LoopObserver, LoopPosition, MetricsTo, Source, WeightSync
 from rlcore.run.report.metrics_file import append_metrics
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
@@ -27,7 +27,7 @@ from rlcore.run.train_step.held_out import ExampleObserver, ExampleSource, HeldO
 from rlcore.run.train_step.metrics import PerDatasetMetrics
 from rlcore.run.train_step.mismatch_monitor import DisagreementWriter, MismatchMonitor
 from rlcore.run.train_step.policy import PolicyLearner
-from rlcore.run.train_step.scorers import OnTokens, Reference, ReferenceScorer, Rescorer
+from rlcore.run.train_step.scorers import OnTokens, Reference, scorers_of
 from rlcore.spi import CheckpointError
 from rlcore.spi.execution import Backends
 
@@ -71,7 +71,7 @@ class TrainingRun:
             collecting = self._collecting(backends, weights, reference.on_tokens)
             source = self.inputs.source(collecting)
             _begin(source, position.step, checkpoint)
-            per_dataset = _per_dataset(plan, backends, source)
+            per_dataset, critics = _per_dataset(plan, backends, source), [] if critic is None else [critic]
             policy = PolicyLearner(
                 trainer=backends.trainer,
                 algorithm=plan.algorithm,
@@ -88,8 +88,8 @@ class TrainingRun:
                     recipe=plan.recipe,
                     algorithm=plan.algorithm,
                     source=source,
-                    scorers=self._scorers(backends, reference, critic),
-                    learners=[policy] if critic is None else [policy, critic],
+                    scorers=[*scorers_of(plan.algorithm.needs, reference, backends.trainer, clock), *critics],
+                    learners=[policy, *critics],
                     weights=weights,
                     saver=saver,
                     observers=[
@@ -107,14 +107,6 @@ class TrainingRun:
                 )
             finally:
                 source.close()
-
-    def _scorers(self, backends: Backends, reference: Reference, critic: Critic | None) -> list[Scorer]:
-        needs, scorers = self.plan.algorithm.needs, list[Scorer]()
-        if needs.source == "rollouts":
-            scorers.append(Rescorer(trainer=backends.trainer, clock=self.clock))
-        if needs.reference_logprobs_in_rollouts:
-            scorers.append(ReferenceScorer(reference=reference, clock=self.clock))
-        return scorers if critic is None else [*scorers, critic]
 
     def _mismatch_monitor(self, backends: Backends) -> MismatchMonitor:
         options = self.plan.recipe.training

@@ -74,8 +74,8 @@ class AlgorithmLosses(AlgorithmFixtures):
             assert any(gradient.any() for gradient in whole.gradients.values()), f"{loss.spec.path} has no gradient at all"
 
     def test_better_answers_become_likelier(self, algorithm: AlgorithmUnderTest, rollouts: RolloutBatch) -> None:
-        """The loss falls where the best answer of a group gains against the worst, or a demonstration becomes likelier, if the
-        model is the one that was sampled."""
+        """The loss falls where the best answer of a group gains against the worst, where a demonstration or a desirable answer
+        becomes likelier, or another labelled answer less likely, if the model is the one that was sampled."""
         needs = algorithm.handle.needs
         if needs.reference_model or needs.critic:
             pytest.skip("what it learns is told by a teacher or a critic, not by rewards alone")
@@ -87,6 +87,10 @@ class AlgorithmLosses(AlgorithmFixtures):
         pushes = np.add.reduceat(gradient[batch.tokens], batch.offsets[:-1])
         if needs.source == "demonstrations":
             assert pushes.sum() < 0, f"{loss.spec.path}: demonstrations become less likely"
+            return
+        if needs.source == "labelled":
+            is_wrong = np.where(rollouts.rewards[0::2] > 0, pushes[0::2] >= 0, pushes[0::2] <= 0)
+            assert not is_wrong.any(), f"{loss.spec.path}: answer {int(is_wrong.argmax())} moves against its label"
             return
         for group in np.unique(rollouts.group_ids):
             members = np.flatnonzero(rollouts.group_ids == group)

@@ -8,6 +8,7 @@ from attrs import evolve
 from rlcore.spi import (
     GENERATION_LOGPROBS,
     GROUP_IDS,
+    PREVIOUS_LOGPROBS,
     REFERENCE_LOGPROBS,
     VALUES,
     WEIGHT_VERSIONS,
@@ -88,6 +89,8 @@ def taken(rollouts: RolloutBatch, sequences: Int64Array) -> RolloutBatch:
 def _groups(needs: AlgorithmNeeds) -> tuple[Int64Array, Float32Array]:
     if needs.source == "preferences":
         return np.repeat(np.arange(NUM_GROUPS), 2), np.tile(np.asarray([1.0, 0.0], np.float32), NUM_GROUPS)
+    if needs.source == "labelled":
+        return np.repeat(np.arange(NUM_GROUPS), 2), np.repeat(np.arange(NUM_GROUPS) % 2, 2).astype(np.float32)
     if needs.source == "demonstrations":
         return np.arange(2 * NUM_GROUPS), np.zeros(2 * NUM_GROUPS, np.float32)
     return np.repeat(np.arange(NUM_GROUPS), SAMPLES_PER_PROMPT), np.asarray(REWARDS, np.float32).ravel()
@@ -107,4 +110,6 @@ def _columns(needs: AlgorithmNeeds, random: np.random.Generator, mask: BoolArray
         columns[VALUES] = (0.3 * random.standard_normal(len(mask))).astype(np.float32)
     if needs.reference_logprobs_in_rollouts:
         columns[REFERENCE_LOGPROBS] = np.where(mask, log_probabilities(len(mask), 12), np.float32(0))
+    if needs.policy_logprobs_in_rollouts:
+        columns[PREVIOUS_LOGPROBS] = np.where(mask, log_probabilities(len(mask), 13), np.float32(0))
     return columns

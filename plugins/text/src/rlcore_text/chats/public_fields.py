@@ -101,7 +101,12 @@ FIELDS = (
         "models here read text and images",
         for_environment=True,
     ),
-    PublicField("row", ("label", "kto_tag"), "refused", "a bool that marks an answer as good or bad: filter the rows first"),
+    PublicField(
+        "row",
+        ("label", "kto_tag"),
+        "refused",
+        "a bool that marks an answer as good or bad: train with kto, or filter the rows first",
+    ),
     PublicField(
         "row",
         ("input", "context"),

@@ -1,4 +1,4 @@
-"""Renders the answers of rows to learn from, by what the algorithm learns: chats, demonstrations or preferences."""
+"""Renders the answers of rows to learn from: chats, demonstrations, labelled completions or preferences."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -8,6 +8,7 @@ from rlcore.config.recipe import RolloutConfig
 from rlcore.run.data.examples import Examples
 from rlcore.spi import ConfigError, Problem, Row, Tokenizer
 from rlcore_text.rows.assistant_masked_chats import are_chats, render_chats
+from rlcore_text.rows.labelled import render_labelled
 from rlcore_text.rows.preferences import render_preferences
 from rlcore_text.rows.prompts import render_demonstrations
 
@@ -19,7 +20,7 @@ def render_examples(
     rollout: RolloutConfig,
     *,
     key: str,
-    source: Literal["rollouts", "demonstrations", "preferences"],
+    source: Literal["rollouts", "demonstrations", "preferences", "labelled"],
 ) -> Examples:
     """The answers of rows of the section `key`. DataError names rows that have none."""
     if source == "demonstrations" and are_chats(rows, config):
@@ -32,7 +33,7 @@ def render_examples(
             raise ConfigError([Problem(path=f"{section}.max_prompt_tokens", found=found, expected=expected)])
         most = rollout.max_sequence_length
         return render_chats(rows, tokenizer, config, key=key, max_tokens=most, history=rollout.history)
-    render = render_preferences if source == "preferences" else render_demonstrations
+    render = {"preferences": render_preferences, "labelled": render_labelled}.get(source, render_demonstrations)
     return render(
         rows,
         tokenizer,
