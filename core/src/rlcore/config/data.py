@@ -26,8 +26,8 @@ class RowsConfig:
     path: PathText | None = None
     """The file, from the recipe's folder, or a name on the Hub, which the source reads; none for "environment" and "python"."""
     format: Text = "auto"
-    """The layout of rows: "alpaca", "sharegpt" or another that docs/data.md lists; "auto" for the one that the first row has;
-    "rlcore" reads the fields as they are."""
+    """The layout of rows, by a name that docs/data.md lists; "auto" for the one that the first row has; "rlcore" reads the fields
+    as they are."""
     subset: str | None = None
     """Configuration of a Hub data set; for "huggingface" and other sources that read it."""
     split: str | None = None
