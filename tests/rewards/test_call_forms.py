@@ -58,7 +58,12 @@ def plain_score(data_source: str, solution_str: str, ground_truth: str, extra_in
     return 0.25 if extra_info == {} else 0.5
 
 
-VERL = {"prompt": "2+3?", "data_source": "own/sums", "reward_model": {"style": "rule", "ground_truth": "5"}, "extra_info": {"index": 7}}
+VERL = {
+    "prompt": "2+3?",
+    "data_source": "own/sums",
+    "reward_model": {"style": "rule", "ground_truth": "5"},
+    "extra_info": {"index": 7},
+}
 
 
 def test_a_function_of_verls_gets_its_columns_and_its_figures_are_metrics() -> None:
@@ -104,8 +109,8 @@ def test_arguments_of_two_forms_are_refused_and_those_of_rlcores_own_decide() ->
 
 
 def test_check_names_the_form(tmp_path: Path) -> None:
-    source = "def f(completions, answer, **kwargs): ...\ndef g(data_source, solution_str, ground_truth): ...\ndef h(completion): ...\n"
-    (tmp_path / "forms.py").write_text(source)
+    signatures = ("f(completions, answer, **kwargs)", "g(data_source, solution_str, ground_truth)", "h(completion)")
+    (tmp_path / "forms.py").write_text("".join(f"def {one}: ...\n" for one in signatures))
     found = check(None, FunctionConfig(path=tuple(f"{tmp_path}/forms.py:{name}" for name in "fgh")))
     assert all(isinstance(one, Note) for one in found)
     assert [str(one).split("the form of ")[1] for one in found] == [

@@ -1,4 +1,4 @@
-"""Reward functions as TRL's users write them, and a batch. `python trl_functions.py` computes it by TRL, into trl_rewards.json."""
+"""Reward functions as TRL's users write them, and a batch; as a program, TRL's rewards of it, into trl_rewards.json."""
 
 import json
 import sys
