@@ -20,14 +20,12 @@ class RowsConfig:
     """The place of rows, and the names of their fields."""
 
     source: Text = "environment"
-    """The environment's own rows, or a data source that `rlcore plugins` lists: "jsonl"; with `rlcore[datasets]` "csv",
-    "parquet" and "huggingface", a data set on the Hub. "python" stands for the rows that a program hands over
-    (rlcore.train(…, dataset=rows))."""
+    """The environment's own rows, or a data source that `rlcore plugins` lists: "jsonl"; with `rlcore[datasets]` "csv", "json",
+    "parquet" and "huggingface", a data set on the Hub. "python": the rows of a program (rlcore.train(…, dataset=rows))."""
     path: PathText | None = None
     """The file, from the recipe's folder, or a name on the Hub, which the source reads; none for "environment" and "python"."""
     format: Text = "auto"
-    """The layout of rows, by a name that docs/data.md lists; "auto" for the one that the first row has; "rlcore" reads the fields
-    as they are."""
+    """The layout of rows, by a name that docs/data.md lists; "auto": that of the first row; "rlcore": the fields as they are."""
     subset: str | None = None
     """Configuration of a Hub data set; for "huggingface" and other sources that read it."""
     split: str | None = None
@@ -52,7 +50,7 @@ class RowsConfig:
 
 @frozen(kw_only=True)
 class MixedRowsConfig(RowsConfig):
-    """`[data.train.mix.NAME]`, `[data.evaluation.mix.NAME]`: one of several data sets, whose rows have its name as `data_set`."""
+    """`[data.train.mix.NAME]`, `[data.evaluation.mix.NAME]`: one of several data sets, the `data_set` of its rows."""
 
     weight: Annotated[float, above(0)] = 1.0
     """How many of the prompts that are trained on come from it, in relation to the other sets' weights; a set that is gone
