@@ -25,7 +25,7 @@ class RowsConfig:
     path: PathText | None = None
     """The file, from the recipe's folder, or a name on the Hub, which the source reads; none for "environment" and "python"."""
     format: Text = "auto"
-    """The layout of rows, by a name that docs/data.md lists; "auto": that of the first row; "rlcore": the fields as they are."""
+    """The rows' layout, by a name in docs/data.md; "auto": that of the first row; "rlcore": the fields as they are."""
     subset: str | None = None
     """Configuration of a Hub data set; for "huggingface" and other sources that read it."""
     split: str | None = None
