@@ -86,7 +86,7 @@ def test_methods_get_what_the_run_directory_has(place: Workplace) -> None:
             assert what == {key: value for key, value in found[step].items() if key.startswith("eval/")}
             assert what
         elif name == "save":
-            assert (what, more) == (str(run / "checkpoints" / "step-000002"), [True])
+            assert (place.folder / what, more) == (run / "checkpoints" / "step-000002", [True])
         else:
             assert len(what) == 3
             assert all(prompt.endswith("=") and isinstance(reward, float) for prompt, _, reward in what)

@@ -11,7 +11,7 @@ _ONCE_EACH = Constraint("each once, and one at least", lambda value: bool(value)
 
 @frozen(kw_only=True)
 class ExportsConfig:
-    """`[exports]`: models for other tools, written to exports/step-N of the run directory when a checkpoint is saved."""
+    """`[exports]`: models for other tools, written to weights/step-N of the run directory when a checkpoint is saved."""
 
     every_n_saves: Positive = 1
     """Export at every n-th checkpoint of checkpoint.every_n_steps, and at the last one."""

@@ -12,14 +12,14 @@ from rlcore.spi import Problem
 from rlcore_hub.config import ExportsConfig
 
 FOLDERS = {"hf": "model", "peft": "adapter"}
-"""The folder of each form below exports/step-N, with the name that it has at the end of a run."""
+"""The folder of each form below weights/step-N, with the name that it has at the end of a run."""
 
 
 class Exports(LoopObserver):
-    """Writes the model of every n-th saved checkpoint to exports/step-N of the run directory."""
+    """Writes the model of every n-th saved checkpoint to weights/step-N of the run directory."""
 
     def __init__(self, run: ObservedRun) -> None:
-        self._recipe, self._folder = run.recipe, run.directory.path / "exports"
+        self._recipe, self._folder = run.recipe, run.directory.path / "weights"
         self._options = _options(run.plan)
 
     def on_start(self, step: int) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 from rlcore.run.observers import ObservedRun
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import CollectedRollouts, LoopObserver, TrainedStep
-from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.schema.suggestions import nearest
 from rlcore.spi import ConfigError, PluginError, Problem
 from rlcore_report.callbacks_config import CallbacksConfig
@@ -49,7 +48,7 @@ class Callbacks(LoopObserver):
 
     def on_checkpoint_saved(self, step: int, export: Callable[..., Path]) -> None:  # noqa: ARG002
         """Call on_save with the checkpoint's folder."""
-        self._call("on_save", step, RunDirectory(path=self._directory.path).checkpoints / f"step-{step:06d}")
+        self._call("on_save", step, self._directory.checkpoints / f"step-{step:06d}")
 
     def _has(self, event: str) -> bool:
         return any(hasattr(one, event) for _, one in self._objects)
