@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 from rlcore.run.observers import ObservedRun
 from rlcore.run.plan.run_plan import RunPlan
@@ -63,5 +64,4 @@ def export_problems(plan: RunPlan) -> Iterator[Problem]:
 
 
 def _options(plan: RunPlan) -> ExportsConfig:
-    options: ExportsConfig = plan.recipe.tables["exports"]
-    return options
+    return cast("ExportsConfig", plan.recipe.tables["exports"])

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rlcore.run.observers import ObservedRun
 from rlcore.run.plan.run_plan import RunPlan
@@ -118,5 +118,4 @@ def _paths(options: CallbacksConfig) -> Sequence[str]:
 
 
 def _options(plan: RunPlan) -> CallbacksConfig:
-    options: CallbacksConfig = plan.recipe.tables["callbacks"]
-    return options
+    return cast("CallbacksConfig", plan.recipe.tables["callbacks"])

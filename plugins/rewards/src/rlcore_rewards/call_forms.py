@@ -34,12 +34,17 @@ class Sample:
 class CallForm(Protocol):
     """A form of calls."""
 
-    name: str
-    """The library whose form it is."""
-    marks: frozenset[str]
-    """The names of arguments that tell the form."""
-    parts: tuple[str, ...]
-    """The arguments that do not come from the row."""
+    @property
+    def name(self) -> str:
+        """The library whose form it is."""
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """The names of arguments that tell the form."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The arguments that do not come from the row."""
 
     def of_sample(self, sample: Sample) -> dict[str, Any]:
         """Return the arguments `parts`."""

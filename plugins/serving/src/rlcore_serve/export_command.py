@@ -26,6 +26,7 @@ def export_command(run: Path, step: int | None, form: Literal["hf", "peft"], out
     """
     from rlcore.config.load import read_raw
     from rlcore.gpu import detect_device
+    from rlcore.run.data.text import tokenizers
     from rlcore.run.plan.sections import convert_recipe
     from rlcore.run.storage.checkpoint import newest_checkpoint, require_intact
     from rlcore.spi import CheckpointError, ConfigError, Problem
@@ -49,5 +50,7 @@ def export_command(run: Path, step: int | None, form: Literal["hf", "peft"], out
         expected = "a folder to be made: remove it, or name another one by --output"
         raise ConfigError([Problem(path="--output", found=f"{final}, which exists", expected=expected)])
     device = recipe.run.device if recipe.run.device != "auto" else detect_device()
-    export_checkpoint(recipe, registry, device, checkpoint, final, kind=form)
+    has_template = form == "hf" and (recipe.model.chat_template is not None or recipe.model.chat_template_kwargs)
+    tokenizer = tokenizers().load_tokenizer(recipe.model) if has_template else None
+    export_checkpoint(recipe, registry, device, checkpoint, final, kind=form, tokenizer=tokenizer)
     click.echo(str(final))

@@ -14,7 +14,6 @@ from rlcore.registry.binding import build_trainer
 from rlcore.registry.discovery import Registry
 from rlcore.registry.handle import closed_after
 from rlcore.registry.selection import select
-from rlcore.run.data.text import tokenizers
 from rlcore.run.plan.run_plan import model_spec
 from rlcore.run.storage.checkpoint import read_loop_state
 from rlcore.run.storage.saver import model_digest
@@ -29,9 +28,10 @@ def export_checkpoint(
     *,
     kind: Literal["hf", "peft"] = "hf",
     mark: tuple[str, str] | None = None,
+    tokenizer: spi.Tokenizer | None = None,
 ) -> None:
     """Write the model of a checkpoint as the directory `final`, there only once it is whole. `mark` names a further file of it,
-    and its text. The trainer that wrote the checkpoint works on the CPU, so that the devices are left to others."""
+    and its text; `tokenizer` has the chat template to write beside the model. The trainer that wrote the checkpoint works on the CPU, so that the devices are left to others."""
     state = read_loop_state(checkpoint)
     here = model_digest(recipe.model.path, recipe.model.revision)
     if state.model != here:
@@ -64,8 +64,7 @@ def export_checkpoint(
             with storage_errors("the exported checkpoint", final.parent):
                 partial.mkdir(parents=True)
                 trainer.save_state(spi.SaveStateRequest(directory=partial, kind=kind))
-                if kind == "hf" and (recipe.model.chat_template is not None or recipe.model.chat_template_kwargs):
-                    tokenizer = tokenizers().load_tokenizer(recipe.model)
+                if tokenizer is not None:
                     tokenizer.save_chat_templates(partial, recipe.model.chat_template_kwargs)
                 if mark is not None:
                     (partial / mark[0]).write_text(mark[1])

@@ -47,7 +47,7 @@ def of_chat(others: Fields, messages: Any, use: Use) -> dict[str, Any]:
         return {**others, "messages": messages}
     if not is_list(messages):
         raise DataError(f"{type(messages).__name__} {messages!r:.60}; expected a list of chat messages")
-    last = messages[-1] if messages else None
+    last: Any = messages[-1] if messages else None
     if role_of(last) != ASSISTANT:
         return {**others, "prompt": messages}
     content = last.get("content") or last.get("value")
