@@ -66,7 +66,7 @@ def by_trl(form: str) -> dict[str, Any]:
     )
     trainer.gather = lambda rewards: rewards
     prompts = [row["prompt"] for row in rows]
-    rewards = trainer.GRPOTrainer._calculate_rewards(itself, rows, prompts, completions, tokens)
+    rewards = vars(trainer.GRPOTrainer)["_calculate_rewards"](itself, rows, prompts, completions, tokens)
     totals = (rewards * torch.tensor(WEIGHTS)).nansum(dim=1)
     return {
         "rewards": [[None if one != one else one for one in row] for row in rewards.tolist()],
