@@ -32,8 +32,8 @@ def export_checkpoint(
 ) -> None:
     """Write the model of a checkpoint as the directory `final`, there only once it is whole.
 
-    `mark` names a further file of it, and its text; `tokenizer` has the chat template to write beside the model. The trainer that
-    wrote the checkpoint works on the CPU, so that the devices are left to others.
+    `mark` names a further file of it, and its text; `tokenizer` has the chat template to write beside the model. The trainer
+    that wrote the checkpoint works on the CPU, so that the devices are left to others.
     """
     state = read_loop_state(checkpoint)
     here = model_digest(recipe.model.path, recipe.model.revision)
