@@ -28,6 +28,7 @@ RUN_BY = {
     "docs/python.md": "tests/docs/test_python_document.py",
     "docs/quickstart.md": "tests/docs/test_recipe_documents.py",
     "docs/rewards.md": "tests/docs/test_rewards_document.py",
+    "plugins/report/README.md": "tests/docs/test_callbacks_document.py",
     "docs/receipts.md": "tests/bundles/test_receipts_document.py",
     "docs/run-directory.md": "tests/docs/test_run_directory_document.py",
     "docs/tinker.md": "tests/tinker/test_tinker_document.py",

@@ -1,12 +1,13 @@
 """The recipe of docs/rewards.md is accepted, and its functions return what the text says."""
 
 import json
-import runpy
 
 from click.testing import CliRunner
 from markdown_blocks import ROOT, blocks, write_files
 
 from rlcore.cli.main import cli
+from rlcore_rewards.call_forms import Sample
+from rlcore_rewards.reward_function import RewardFunction
 from rlcore_torchkit.testing.models import make_model
 
 DOCUMENT = ROOT / "docs" / "rewards.md"
@@ -22,7 +23,9 @@ def test_the_recipe_is_accepted(tmp_path):
     assert f"| {json.loads(row)['prompt']}" in result.output
 
 
-def test_a_function_of_trl_is_wrapped(tmp_path):
+def test_functions_of_other_libraries_reward_a_sample(tmp_path):
     write_files(DOCUMENT, tmp_path)
-    score = runpy.run_path(str(tmp_path / "trl_rewards.py"))["score"]
-    assert score(completion="x" * 17, prompt="p", row={}) == -3
+    sample = Sample(prompt="p", completion="x" * 17, row={"data_source": "own", "answer": "x" * 17})
+    found = [RewardFunction.load(f"{tmp_path}/trl_rewards.py:{name}") for name in ("reward_len", "compute_score")]
+    assert [function.form.name for function in found] == ["TRL", "verl"]
+    assert [function.say(sample).figures for function in found] == [{"reward": -3.0}, {"reward": 1.0, "length": 17.0}]

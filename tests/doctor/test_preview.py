@@ -45,13 +45,38 @@ def test_rows_and_first_prompt_are_those_of_the_run(prepared: Prepare) -> None:
 def test_rows_over_the_limit_are_counted_and_no_first_prompt(prepared: Prepare, train_file: Path) -> None:
     limit = ("rollout.max_prompt_tokens=3", "data.train.on_long_prompt=drop", "data.evaluation.on_long_prompt=drop")
     found = preview(prepared(*of(train_file), *limit, "environment.fake.prompt_length=0"), FakeTokenizer())
-    assert found.rows["train"] == f"3 rows of {train_file}, of which 1 are over the limits and left out"
+    assert found.rows["train"] == f"3 rows of {train_file}, in the format trl, of which 1 are over the limits and left out"
     assert found.first_prompt == "a:"
 
 
-def test_demonstrations_show_their_prompt_without_the_completion(prepared: Prepare, train_file: Path) -> None:
+def test_demonstrations_show_their_prompt_and_the_completion_to_learn(prepared: Prepare, train_file: Path) -> None:
     found = preview(prepared(*of(train_file), "algorithm.fake.source=demonstrations"), FakeTokenizer())
     assert found.first_prompt == "long prompt:"
+    assert list(found.target) == ["to learn"]
+    assert found.target["to learn"].startswith("b")
+
+
+def test_preferences_show_both_answers(prepared: Prepare, train_file: Path) -> None:
+    train_file.write_text(json.dumps({"prompt": "a:", "chosen": "b", "rejected": "c"}) + "\n")
+    found = preview(prepared(*of(train_file), "algorithm.fake.source=preferences"), FakeTokenizer())
+    assert {name: text[0] for name, text in found.target.items()} == {"chosen": "b", "rejected": "c"}
+
+
+def test_rewards_show_the_fields_that_the_environment_gets(prepared: Prepare, train_file: Path) -> None:
+    train_file.write_text(json.dumps({"prompt": "a:", "answer": "b", "long": "c" * 1000}) + "\n")
+    found = preview(prepared(*of(train_file)), FakeTokenizer())
+    assert found.target["answer"] == "'b'"
+    assert len(found.target["long"]) < 300
+
+
+def test_formats_of_several_data_sets_are_named(prepared: Prepare, train_file: Path) -> None:
+    mixed = [
+        f"data.train.mix.{name}.{key}={value}"
+        for name in ("one", "two")
+        for key, value in (("source", "jsonl"), ("path", train_file))
+    ]
+    found = preview(prepared(*mixed, "data.train.mix.two.format=rlcore"), FakeTokenizer())
+    assert found.rows["train"].endswith(", one in the format trl")
 
 
 def test_an_environment_that_promises_nothing_is_not_asked_for_a_prompt(prepared: Prepare) -> None:

@@ -80,6 +80,9 @@ def test_the_reference_is_the_rows_answer(answer, state):
     assert asyncio.run(environment().reset({"prompt": "?", "answer": answer}, 0)).state == state
     named = environment(answer_field="solution")
     assert asyncio.run(named.reset({"prompt": "?", "solution": answer}, 0)).state == state
+    nested = environment(answer_field="reward_model.ground_truth")
+    for row in ({"reward_model": {"ground_truth": answer}}, {"reward_model.ground_truth": answer, "reward_model": 0}):
+        assert asyncio.run(nested.reset({"prompt": "?", **row}, 0)).state == state
 
 
 @pytest.mark.parametrize(

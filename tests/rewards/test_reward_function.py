@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from rlcore.spi import ConfigError, DataError, RewardError
-from rlcore_rewards.reward_function import RewardFunction, Sample, load_all
+from rlcore_rewards.call_forms import Sample
+from rlcore_rewards.reward_function import RewardFunction, load_all
 
 SAMPLE = Sample(prompt="1+1=", completion="2", row={"prompt": "1+1=", "answer": "2", "completion": "demonstrated", 7: "odd"})
 SEEN: list[Any] = []

@@ -278,8 +278,10 @@ def test_files_of_chats_need_no_prompts(load, tmp_path):
 def test_a_programs_rows_may_be_chats_too(load):
     rows = given_rows([{"messages": CHAT}], DatasetConfig(source="python"), "data.train", may_be_chats=True)
     assert render(rows, load("chatml")).tokens.num_sequences == 1
+    (row,) = given_rows([{"messages": CHAT}], DatasetConfig(source="python"), "data.train")
+    assert (row["prompt"], row["answer"]) == (CHAT[:-1], CHAT[-1]["content"])
     with pytest.raises(DataError, match="lacks the field 'prompt'"):
-        given_rows([{"messages": CHAT}], DatasetConfig(source="python"), "data.train")
+        given_rows([{"messages": CHAT}], DatasetConfig(source="python", format="rlcore"), "data.train")
 
 
 def test_what_a_template_puts_behind_a_finished_conversation_is_no_part_of_the_next_turn(tmp_path):

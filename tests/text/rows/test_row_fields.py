@@ -77,7 +77,10 @@ def test_a_mapped_field_has_a_value_in_every_row(tmp_path, source):
 @pytest.mark.parametrize("source", ["jsonl", "parquet", "python"])
 @pytest.mark.parametrize(
     ("config", "hint"),
-    [({"messages_field": "chat"}, "'chat'.*messages_field"), ({}, "'prompt'.*messages_field = \"conversations\"")],
+    [
+        ({"messages_field": "chat"}, "'chat'.*messages_field"),
+        ({"format": "rlcore"}, "'prompt'.*messages_field = \"conversations\""),
+    ],
 )
 def test_chats_under_another_name_are_found_in_the_message(tmp_path, source, config, hint):
     with pytest.raises(DataError, match=hint):

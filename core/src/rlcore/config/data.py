@@ -20,12 +20,12 @@ class RowsConfig:
     """The place of rows, and the names of their fields."""
 
     source: Text = "environment"
-    """The environment's own rows, or a data source that `rlcore plugins` lists: "jsonl"; with `rlcore[datasets]` "csv",
-    "parquet" and "huggingface", a data set on the Hub. "python" stands for the rows that a program hands over
-    (rlcore.train(…, dataset=rows))."""
+    """The environment's own rows, or a data source that `rlcore plugins` lists: "jsonl"; with `rlcore[datasets]` "csv", "json",
+    "parquet" and "huggingface", a data set on the Hub. "python": the rows of a program (rlcore.train(…, dataset=rows))."""
     path: PathText | None = None
-    """The file that the source reads, looked up from the recipe that names it, or a name on the Hub. None for "environment" and
-    "python"."""
+    """The file, from the recipe's folder, or a name on the Hub, which the source reads; none for "environment" and "python"."""
+    format: Text = "auto"
+    """The rows' layout, by a name in docs/data.md; "auto": that of the first row; "rlcore": the fields as they are."""
     subset: str | None = None
     """Configuration of a Hub data set; for "huggingface" and other sources that read it."""
     split: str | None = None
@@ -45,16 +45,14 @@ class RowsConfig:
     label_field: Text = "label"
     """Field with true for a desirable completion, false for another; read by algorithms that train on labelled completions."""
     margin_field: Text | None = None
-    """Field with a number, by how much the chosen answer is better; every row has it then. Read by algorithms that ask for
-    it."""
+    """Field with a number in every row: by how much the chosen answer is better; read by algorithms that ask for it."""
     limit: NumRows | None = None
     """Use only the first so many rows."""
 
 
 @frozen(kw_only=True)
 class MixedRowsConfig(RowsConfig):
-    """`[data.train.mix.NAME]`, `[data.evaluation.mix.NAME]`: one of several data sets. Its rows have its name as their field
-    `data_set`."""
+    """`[data.train.mix.NAME]`, `[data.evaluation.mix.NAME]`: one of several data sets, the `data_set` of its rows."""
 
     weight: Annotated[float, above(0)] = 1.0
     """How many of the prompts that are trained on come from it, in relation to the other sets' weights; a set that is gone

@@ -6,6 +6,7 @@ they start from, and a refit counts once the generator has acknowledged it.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from attrs import frozen
 
@@ -154,10 +155,10 @@ class Loop:
             for observer in self.observers:
                 observer.on_checkpoint_saved(self.position.step, self._export)
 
-    def _export(self, directory: Path) -> Path:
+    def _export(self, directory: Path, kind: Literal["hf", "peft"] = "hf") -> Path:
         self.weights.make_room_to_save()
         with self.clock.phase("checkpoint"):
-            return self.saver.export_to(directory)
+            return self.saver.export_to(directory, kind)
 
     def _between_steps(self) -> None:
         for observer in self.observers:

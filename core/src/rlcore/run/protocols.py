@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, Literal, Protocol, TypeVar
 
 from attrs import define, field, frozen
 
@@ -111,8 +111,8 @@ class Saver(Protocol):
     def save(self, position: LoopPosition, rollouts: bytes | None, *, prune: bool) -> None:
         """Save a checkpoint of a position and of what is under way there; `prune` drops the oldest."""
 
-    def export_to(self, final: Path) -> Path:
-        """Write the model in the Hugging Face format as this directory."""
+    def export_to(self, final: Path, kind: Literal["hf", "peft"] = "hf") -> Path:
+        """Write the model in the Hugging Face format, or its adapters in PEFT's, as this directory."""
 
 
 def always() -> bool:
@@ -209,10 +209,11 @@ class LoopObserver:
     def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics of a step are complete."""
 
-    def on_checkpoint_saved(self, step: int, export: Callable[[Path], Path]) -> None:
+    def on_checkpoint_saved(self, step: int, export: Callable[..., Path]) -> None:
         """The checkpoint of `step` is on disk. A run that is resumed from it repeats the event, once or twice.
 
-        `export` writes the model to a directory in the Hugging Face format, and returns it. No interrupt ends this event."""
+        `export(directory)` writes the model in the Hugging Face format, `export(directory, "peft")` its adapters in PEFT's, and
+        returns the directory. No interrupt ends this event."""
 
     def on_idle(self) -> None:
         """No step is running: the observer may wait; an interrupt ends the wait."""

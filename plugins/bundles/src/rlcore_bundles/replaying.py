@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from attrs import evolve, frozen
@@ -339,7 +339,7 @@ class _NoSaver:
     def save(self, position: LoopPosition, rollouts: bytes | None, *, prune: bool) -> None:
         """See Saver."""
 
-    def export_to(self, final: Path) -> Path:
+    def export_to(self, final: Path, kind: Literal["hf", "peft"] = "hf") -> Path:  # noqa: ARG002
         """See Saver."""
         return final
 

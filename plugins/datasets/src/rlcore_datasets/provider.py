@@ -12,6 +12,8 @@ def _hub_unavailable() -> str | None:
 
 CSV = DataSourceProvider(name="csv", spi=(2, 0), priority=20, read="rlcore_datasets.csv_rows:read", suffixes={".csv"})
 """CSV files, whose first line names the columns; every field is text."""
+JSON = DataSourceProvider(name="json", spi=(2, 0), priority=10, read="rlcore_datasets.json_rows:read", suffixes={".json"})
+"""JSON files that are one list of objects."""
 PARQUET = DataSourceProvider(
     name="parquet", spi=(2, 0), priority=20, read="rlcore_datasets.parquet:read", suffixes={".parquet", ".pq"}
 )

@@ -26,7 +26,8 @@ def check_command(recipe: Path, overrides: tuple[str, ...]) -> None:
     """Check a recipe and say what would run.
 
     Reports every unknown key, wrong type and impossible combination at once. Reads the data whole, as a run does at its start,
-    and shows the first prompt as the model will see it. Builds no model, and fetches nothing from the Hub.
+    and shows the first prompt as the model will see it, with the answer to learn or the fields that the environment gets.
+    Builds no model, and fetches nothing from the Hub.
     """
     from rlcore.run.plan.prepare import prepare, require_device
     from rlcore_doctor.preview import preview
@@ -46,9 +47,10 @@ def check_command(recipe: Path, overrides: tuple[str, ...]) -> None:
     for split, rows in seen.rows.items():
         click.echo(f"  {DATA[split]:<13} {rows}")
     if seen.first_prompt is not None:
-        click.echo("  first prompt")
-        for line in _shortened(seen.first_prompt):
-            click.echo(f"    | {printable(line)}")
+        for name, text in {"first prompt": seen.first_prompt, **seen.target}.items():
+            click.echo(f"  {printable(name)}")
+            for line in _shortened(text):
+                click.echo(f"    | {printable(line)}")
 
 
 def _shortened(text: str) -> Iterator[str]:

@@ -2,16 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from attrs import frozen
 
 from rlcore.config.data import DatasetConfig, Split
 from rlcore.registry.run_parts import only_function
+from rlcore.run.data.mixes import MixedRows
 from rlcore.run.data.text import renderer, tokenizers
 from rlcore.run.plan.data_sets import rows_of
 from rlcore.run.plan.inputs import Inputs, load_inputs
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.schema.file_limits import expanded
-from rlcore.spi import Tokenizer, installed_data_sources
+from rlcore.spi import Row, Tokenizer, installed_data_sources
+
+MAX_SHOWN = 200
+"""Most characters of a field that the environment gets."""
 
 
 @frozen(kw_only=True)
@@ -22,6 +27,9 @@ class Preview:
     """How many rows each data set has, and where they are from; of those that can be opened here."""
     first_prompt: str | None
     """The first row's prompt through the chat template, special tokens included; None where it cannot be told here."""
+    target: Mapping[str, str]
+    """The rest of the first row: the answers to learn, with their ends, or the fields that the environment gets. Empty where no
+    prompt is told."""
     notes: Sequence[str]
     """Parts that were not read, and warnings about the rest."""
 
@@ -40,12 +48,15 @@ def preview(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Preview:
     elif not remote:
         with load_inputs(prepared, tokenizer) as inputs:
             rows = {split: _described(prepared, split, inputs) for split in _data_sets(prepared)}
-            return Preview(rows=rows, first_prompt=_first_prompt(prepared, inputs), notes=(*notes, *inputs.notes))
+            prompt = _first_prompt(prepared, inputs)
+            target = {} if prompt is None else _target(inputs)
+            return Preview(rows=rows, first_prompt=prompt, target=target, notes=(*notes, *inputs.notes))
     counts: dict[Split, str] = {}
     for split, config in _data_sets(prepared).items():
         if split not in remote:
-            counts[split] = _counted(len(rows_of(prepared, split)), config)
-    return Preview(rows=counts, first_prompt=None, notes=notes)
+            rows_here = rows_of(prepared, split)
+            counts[split] = f"{_counted(len(rows_here), config)}{_formats(rows_here)}"
+    return Preview(rows=counts, first_prompt=None, target={}, notes=notes)
 
 
 def _data_sets(prepared: RunPlan) -> dict[Split, DatasetConfig]:
@@ -86,7 +97,30 @@ def _described(prepared: RunPlan, split: Split, inputs: Inputs) -> str:
     if is_compared and inputs.examples is not None and only_function("reference_cache") is not None:
         num_bytes = 4 * len(inputs.examples.tokens.tokens)
         kept_beside = f"; the reference's log-probabilities of them take up to {num_bytes:,} bytes in the run directory"
-    return f"{_counted(len(rows), _data_sets(prepared)[split])}{left_out}{kept_beside}"
+    return f"{_counted(len(rows), _data_sets(prepared)[split])}{_formats(rows)}{left_out}{kept_beside}"
+
+
+def _formats(rows: Sequence[Row]) -> str:
+    """Describe the formats of rows, or of each of several data sets; "" for rows in rlcore's own fields."""
+    sets: Mapping[str, Sequence[Row]] = rows.sets if isinstance(rows, MixedRows) else {"": rows}
+    found = {name: form for name, one in sets.items() if (form := getattr(one, "format", None)) not in (None, "rlcore")}
+    return "".join(f", {name} in the format {form}".replace("  ", " ") for name, form in found.items())
+
+
+def _target(inputs: Inputs) -> dict[str, str]:
+    """Return what the first row has besides its prompt: see Preview.target."""
+    examples = inputs.examples
+    if examples is None:
+        row = inputs.train_rows[int(inputs.train_kept[0])]
+        return {name: f"{value!r:.{MAX_SHOWN}}" for name, value in row.items() if name != "prompt"}
+    names = ("chosen", "rejected") if examples.chosen_first else ("to learn",)
+    found = {}
+    for number, name in enumerate(names):
+        start, end = examples.tokens.offsets[number : number + 2]
+        tokens, learned = examples.tokens.tokens[start:end], examples.learned[start:end]
+        runs = np.split(tokens, np.flatnonzero(np.diff(learned)) + 1)[1::2]  # a sequence begins with what is not learned
+        found[name] = " … ".join(map(inputs.tokenizer.show, runs))
+    return found
 
 
 def _first_prompt(prepared: RunPlan, inputs: Inputs) -> str | None:

@@ -60,8 +60,8 @@ class MathConfig:
     """`[environment.math]`: problems whose answers are checked by math-verify; they come from `[data]`."""
 
     answer_field: str = "answer"
-    """Field with the answer: a number or LaTeX by itself, a solution that ends in "#### 42" as in GSM8K, or one with a
-    \\boxed{} in it."""
+    """Field with the answer, also one in a struct, as "reward_model.ground_truth": a number or LaTeX by itself, a solution that
+    ends in "#### 42" as in GSM8K, or one with a \\boxed{} in it."""
     instruction: str = "{problem}\n\nReason step by step, and put the final answer within \\boxed{}."
     """The question; {problem} stands for the row's prompt. A prompt that is a list of messages is used as it is."""
     prompt_format: Literal["text", "chat"] = "chat"

@@ -1,6 +1,6 @@
 """The environment `math`: problems from a data set, answers checked by math-verify."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -76,13 +76,21 @@ class MathEnvironment:
 
     def _reference(self, row: spi.Row) -> str:
         name = self._config.answer_field
-        answer = row.get(name)
+        answer = value_at(row, name)
         if isinstance(answer, (int, float)) and not isinstance(answer, bool) and isfinite(answer):
             # A float as it was meant: 0.1 + 0.2 is 0.3.
             return str(int(answer)) if answer == int(answer) else f"{answer:.15g}"
         if not isinstance(answer, str) or answer.strip().casefold() in ("", "nan"):
-            found = f"{answer!r:.60}" if name in row else f"only the fields {', '.join(map(repr, row))}"
+            found = f"{answer!r:.60}" if name in row or answer is not None else f"only the fields {', '.join(map(repr, row))}"
             raise spi.DataError(
                 f"environment.math.answer_field: found {found}; expected the answer in the row's field {name!r}"
             )
         return answer
+
+
+def value_at(row: spi.Row, path: str) -> Any:
+    """Return the value of a row's field, or of a field in a struct, such as "reward_model.ground_truth"; None without one."""
+    value: Any = row
+    for name in (path,) if path in row else path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value

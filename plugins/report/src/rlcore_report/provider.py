@@ -1,6 +1,7 @@
-"""The descriptions of the commands on runs, and of the observer that keeps the worst samples."""
+"""The descriptions of the commands on runs, and of the observers of a run."""
 
 from rlcore.spi import SPI_VERSION, CommandSpec, LoopObserverProvider
+from rlcore_report.callbacks_config import CallbacksConfig
 
 REPORT = CommandSpec(
     name="report",
@@ -39,4 +40,11 @@ FAILURES = CommandSpec(
 )
 LOGPROB_MISMATCH = LoopObserverProvider(
     name="logprob_mismatch", spi=SPI_VERSION, observer="rlcore_report.mismatch_report:MismatchReport"
+)
+CALLBACKS = LoopObserverProvider(
+    name="callbacks",
+    spi=SPI_VERSION,
+    observer="rlcore_report.callbacks:Callbacks",
+    config=CallbacksConfig,
+    check="rlcore_report.callbacks:callback_problems",
 )

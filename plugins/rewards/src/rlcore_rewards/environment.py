@@ -10,6 +10,7 @@ from rlcore.spi import (
     ConfigError,
     DataError,
     EnvironmentContext,
+    Note,
     Problem,
     ResetResult,
     Row,
@@ -17,9 +18,10 @@ from rlcore.spi import (
     Turn,
     fails_as,
 )
+from rlcore_rewards.call_forms import OWN, Sample
 from rlcore_rewards.config import FunctionConfig
 from rlcore_rewards.prompts import PROMPT, observation_of, prompt_problems
-from rlcore_rewards.reward_function import KEY, PARTS, RewardFunction, Sample, load_all, name_problems
+from rlcore_rewards.reward_function import KEY, RewardFunction, load_all, name_problems
 from rlcore_rewards.score import RewardOutput, combine
 from rlcore_rewards.worker import pool_of, say_all
 from rlcore_workers.functions import FORM
@@ -60,16 +62,17 @@ class FunctionBackend:
         """The row's prompt. DataError where the row has none, or lacks a field that a function takes."""
         observation = observation_of(row, self._config)
         for function in (*self._pooled, *self._here):
-            if missing := [name for name in function.needs if name not in row]:
+            if missing := function.missing(row):
+                parts = ", ".join(function.form.parts)
                 raise DataError(
-                    f"the reward function {function.name!r} takes {', '.join(missing)}; expected any of {', '.join(PARTS)} and "
+                    f"the reward function {function.name!r} takes {', '.join(missing)}; expected any of {parts} and "
                     f"of the row's fields {', '.join(map(repr, row))}"
                 )
         return ResetResult(observation=observation, state=row)
 
     async def step(self, state: Any, turn: Turn) -> StepResult:
         """Reward an answer by the functions. RewardError where one fails."""
-        sample = Sample(prompt=state[PROMPT], completion=turn.text, row=dict(state))
+        sample = Sample(prompt=state[PROMPT], completion=turn.text, row=dict(state), tokens=turn.tokens)
         calls = [self._say_here(function, sample) for function in self._here]
         pooled = [say_all(self._pool, self._pooled, sample)] if self._pool is not None else []
         said: list[RewardOutput] = []
@@ -98,14 +101,17 @@ class FunctionBackend:
         return [await (function.say_later(sample) if function.is_async else asyncio.to_thread(function.say, sample))]
 
 
-def check(context: CheckContext | None, config: FunctionConfig) -> list[Problem]:  # noqa: ARG001
-    """Return what is wrong with the section, and with the functions that it names."""
-    problems = prompt_problems(SECTION, config) + unset_problems(SECTION, config.pass_environment)
+def check(context: CheckContext | None, config: FunctionConfig) -> list[Problem | Note]:  # noqa: ARG001
+    """Return what is wrong with the section and its functions, and a note on each function of another library's form."""
+    found: list[Problem | Note] = [*prompt_problems(SECTION, config), *unset_problems(SECTION, config.pass_environment)]
     try:
-        load_all(paths_of(config) if config.path is not None else ())
+        for function in load_all(paths_of(config) if config.path is not None else ()):
+            if function.form != OWN:
+                taken = ", ".join(function.takes)
+                found.append(Note(path=KEY, text=f"{function.name} is called in the form of {function.form.name}: {taken}"))
     except ConfigError as error:
-        problems += error.problems
-    return problems
+        found += error.problems
+    return found
 
 
 def paths_of(config: FunctionConfig) -> tuple[str, ...]:

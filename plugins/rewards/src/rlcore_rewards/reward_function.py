@@ -6,26 +6,16 @@ from copy import deepcopy
 from inspect import Parameter
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from rlcore.spi import ConfigError, Message, Problem, RewardError, RlcoreError, failure_kind
+from rlcore.spi import ConfigError, Problem, RewardError, RlcoreError, failure_kind
+from rlcore_rewards.call_forms import CallForm, Sample, forms_of
 from rlcore_rewards.score import RewardOutput, read
 from rlcore_workers.functions import Function, is_async, load_function, place_in
 
 KEY = "environment.function.path"
-PARTS = ("prompt", "completion", "row")
 EXPECTED = "a function that takes any of prompt, completion, row, and fields of the row, by their names"
 _NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-
-
-@frozen(kw_only=True)
-class Sample:
-    """One answer of the policy to one row."""
-
-    prompt: str | Sequence[Message]
-    """The row's prompt."""
-    completion: str
-    row: Mapping[str, Any]
 
 
 @frozen(kw_only=True)
@@ -34,9 +24,11 @@ class RewardFunction:
 
     name: str
     call: Function
+    form: CallForm
+    """The form of its calls."""
     takes: tuple[str, ...]
     needs: tuple[str, ...]
-    """The fields of the row among them that have no default."""
+    """The arguments from the row that have no default."""
     takes_all: bool
     """True where it takes all fields of the row besides, as **kwargs."""
 
@@ -53,11 +45,16 @@ class RewardFunction:
             found = f"{path!r}, which takes {', '.join(unnamed)} by position alone"
             raise ConfigError([Problem(path=KEY, found=found, expected=EXPECTED)])
         named = [one for one in parameters if one.kind in _NAMED]
+        form, *others = forms_of([one.name for one in named])
+        if others:
+            found = f"{path!r}, whose arguments have the forms of {' and '.join(one.name for one in (form, *others))}"
+            raise ConfigError([Problem(path=KEY, found=found, expected="arguments of one form")])
         return cls(
             name=getattr(function, "__name__", type(function).__name__),
             call=function,
+            form=form,
             takes=tuple(one.name for one in named),
-            needs=tuple(one.name for one in named if one.default is Parameter.empty and one.name not in PARTS),
+            needs=tuple(one.name for one in named if one.default is Parameter.empty and one.name not in form.parts),
             takes_all=any(one.kind == Parameter.VAR_KEYWORD for one in parameters),
         )
 
@@ -73,10 +70,14 @@ class RewardFunction:
 
     def arguments(self, sample: Sample) -> dict[str, Any]:
         """The arguments for a sample: copies, which it may change."""
-        row = deepcopy(dict(sample.row))
-        parts = {"prompt": deepcopy(sample.prompt), "completion": sample.completion, "row": row}
-        given = {name: value for name, value in row.items() if isinstance(name, str)} | parts
+        own = evolve(sample, prompt=deepcopy(sample.prompt), row=deepcopy(dict(sample.row)))
+        given = self.form.of_row(own.row) | self.form.of_sample(own)
         return {name: value for name, value in given.items() if self.takes_all or name in self.takes}
+
+    def missing(self, row: Mapping[str, Any]) -> list[str]:
+        """Return the arguments that the function needs and the row does not give."""
+        given = self.form.of_row(row)
+        return [name for name in self.needs if name not in given]
 
     def say(self, sample: Sample) -> RewardOutput:
         """Call the function on a sample. RewardError where it raises, or returns what is no reward."""
@@ -84,7 +85,7 @@ class RewardFunction:
             value = self.call(**self.arguments(sample))
         except (Exception, SystemExit) as error:
             raise self._failure(error) from None
-        return read(self.name, value)
+        return self._read(value)
 
     async def say_later(self, sample: Sample) -> RewardOutput:
         """Await an `async def` on a sample."""
@@ -92,7 +93,11 @@ class RewardFunction:
             value = await self.call(**self.arguments(sample))
         except (Exception, SystemExit) as error:
             raise self._failure(error) from None
-        return read(self.name, value)
+        return self._read(value)
+
+    def _read(self, value: Any) -> RewardOutput:
+        found = self.form.result(self.name, value)
+        return RewardOutput(self.name, {}, applies=False) if found is None else read(self.name, found)
 
     def _failure(self, error: BaseException) -> RlcoreError:
         if isinstance(error, RlcoreError):

@@ -26,6 +26,8 @@ class RewardOutput:
     """None where it does not say."""
     failure: EpisodeFailure | None = None
     """The end of the episode, where the function says that."""
+    applies: bool = True
+    """False where a function of TRL's form returned None."""
 
 
 @frozen(kw_only=True)
@@ -60,13 +62,16 @@ def read(name: str, value: object) -> RewardOutput:
 def combine(said: Sequence[RewardOutput], weights: Mapping[str, float], success_reward: float) -> Score:
     """The weighted sum of what functions say: of each its reward, or else those of its figures that `weights` names. Everything
     is a metric, but for the reward of a single function. RewardError where there is no reward, or one that `weights` names is
-    missing."""
+    missing. A sample to which no function applies is left out of training, as in TRL."""
     failure = next((one.failure for one in said if one.failure is not None), None)
     if failure is not None and not failure.is_trained:
         return Score(reward=0.0, success=False, metrics={}, components={}, failure=failure)
+    if said and not any(one.applies for one in said):
+        unrewarded = EpisodeFailure(kind="grader", reason="every reward function returned None")
+        return Score(reward=0.0, success=False, metrics={}, components={}, failure=unrewarded)
     parts: dict[str, float] = {}
     metrics: dict[str, float] = {}
-    for one in said:
+    for one in filter(lambda one: one.applies, said):
         if REWARD in one.figures:
             found = {one.name: one.figures[REWARD]}
         else:
@@ -78,7 +83,8 @@ def combine(said: Sequence[RewardOutput], weights: Mapping[str, float], success_
                 raise _wrong(one.name, f"{name!r}, which is said already", "each name once")
             metrics[name] = figure
         parts |= found
-    if missing := [name for name in weights if name not in parts]:
+    absent = {one.name for one in said if not one.applies}
+    if missing := [name for name in weights if name not in parts and name not in absent]:
         raise RewardError(f"weights name {_listed(missing)}, of which there is none; found {_listed(parts)}")
     weighted = {name: weights.get(name, 1.0) * figure for name, figure in parts.items()}
     reward = float(sum(weighted.values()))

@@ -8,7 +8,8 @@ from functools import lru_cache
 from attrs import frozen
 
 from rlcore.spi import ConfigError, RewardError, RlcoreError, fails_as
-from rlcore_rewards.reward_function import RewardFunction, Sample, load_all
+from rlcore_rewards.call_forms import Sample
+from rlcore_rewards.reward_function import RewardFunction, load_all
 from rlcore_rewards.score import RewardOutput
 from rlcore_workers.pool import WorkerPool
 from rlcore_workers.process import Ended, Task, ending

@@ -11,6 +11,13 @@ if TYPE_CHECKING:
 SERVE = CommandSpec(
     name="serve", spi=SPI_VERSION, help="Serve a model over HTTP.", command="rlcore_serve.command:serve_command", priority=60
 )
+EXPORT = CommandSpec(
+    name="export",
+    spi=SPI_VERSION,
+    help="Write a checkpoint as a model of transformers, or as PEFT's adapters.",
+    command="rlcore_serve.export_command:export_command",
+    priority=56,
+)
 
 AGENT = Provider(
     name="agent",

@@ -1,30 +1,27 @@
 """Chooses the model and the plugin of `rlcore serve`: a run's model, one of its checkpoints, or any other model."""
 
 import hashlib
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from rlcore import spi
 from rlcore.config.load import raw_from, read_raw
 from rlcore.config.recipe import Recipe
-from rlcore.files import file_lock, storage_errors
+from rlcore.files import file_lock
 from rlcore.gpu import Device, detect_device
-from rlcore.registry.binding import build_trainer
 from rlcore.registry.discovery import Entry, Registry
-from rlcore.registry.handle import closed_after
 from rlcore.registry.selection import select
 from rlcore.run.plan.channel import has_other_model
-from rlcore.run.plan.run_plan import dtype_of, model_spec
+from rlcore.run.plan.run_plan import dtype_of
 from rlcore.run.plan.sections import convert_recipe, plugin_config
-from rlcore.run.storage.checkpoint import MANIFEST, list_checkpoints, newest_checkpoint, read_loop_state, require_intact
-from rlcore.run.storage.saver import model_digest
+from rlcore.run.storage.checkpoint import MANIFEST, list_checkpoints, newest_checkpoint, require_intact
 from rlcore.schema.file_limits import expanded
 from rlcore.schema.suggestions import similar_path
 from rlcore_model_files.directory import is_hub_name, model_problems
+from rlcore_serve.exporting import export_checkpoint
 from rlcore_serve.generator_server import Address, Note, serve_generator
 from rlcore_serve.sessions.server import listening
 
@@ -128,7 +125,7 @@ def served_model(serving: Serving, note: Note) -> str:
             ) from error
         if not (origin.is_file() and origin.read_text() == digest):
             note(f"exporting {target.checkpoint} to {final}")
-            _export(serving, target.checkpoint, final, digest)
+            export_checkpoint(serving.recipe, serving.registry, serving.device, target.checkpoint, final, mark=(ORIGIN, digest))
     return str(final)
 
 
@@ -176,7 +173,7 @@ def default_name(target: Target) -> str:
 
 def _run_target(run: Path, checkpoint: str | None, note: Note) -> Target:
     if checkpoint is not None:
-        return Target(model=None, checkpoint=require_intact(_named_checkpoint(run, checkpoint)), run=run)
+        return Target(model=None, checkpoint=require_intact(named_checkpoint(run, checkpoint)), run=run)
     if (run / "model" / "config.json").is_file():
         return Target(model=str(run / "model"), run=run)
     newest = newest_checkpoint(run / "checkpoints", note)
@@ -194,8 +191,8 @@ def _nothing_to_serve(named: str, path: Path) -> spi.Problem:
     return spi.Problem(path="RUN_OR_MODEL", found=found, expected=expected, remedy=similar_path(path))
 
 
-def _named_checkpoint(run: Path, name: str) -> Path:
-    """step-N with or without its zeros, or the number alone."""
+def named_checkpoint(run: Path, name: str, option: str = "--checkpoint") -> Path:
+    """Find a checkpoint of a run by the value of an option: step-N with or without its zeros, or the number alone."""
     found = list_checkpoints(run / "checkpoints")
     number = name.removeprefix("step-")
     if number.isdecimal():
@@ -203,7 +200,7 @@ def _named_checkpoint(run: Path, name: str) -> Path:
             if int(path.name.removeprefix("step-")) == int(number):
                 return path
     listing = ", ".join(path.name for path in found) or "none"
-    raise spi.CheckpointError(f"--checkpoint: found no {name} in {run / 'checkpoints'}; there are {listing}")
+    raise spi.CheckpointError(f"{option}: found no {name} in {run / 'checkpoints'}; there are {listing}")
 
 
 def _bare(target: Target) -> dict[str, Any]:
@@ -213,45 +210,3 @@ def _bare(target: Target) -> dict[str, Any]:
         "algorithm": {"name": "none"},
         "data": {"train": {"source": "jsonl", "path": "none.jsonl"}},
     }
-
-
-def _export(serving: Serving, checkpoint: Path, final: Path, digest: str) -> None:
-    """The checkpoint as a Hugging Face directory, there only once it is whole. The trainer that wrote it works on the CPU, so
-    that the devices are left to the server."""
-    recipe, state = serving.recipe, read_loop_state(checkpoint)
-    here = model_digest(recipe.model.path, recipe.model.revision)
-    if state.model != here:
-        raise spi.CheckpointError(
-            f"{checkpoint} belongs to another model: the digest there is {state.model:.12}; {recipe.model.path} has {here:.12}"
-        )
-    needs = {spi.capabilities.SAVE_HF: "a checkpoint is exported before it is served"}
-    if recipe.lora is not None:
-        needs[spi.capabilities.LORA] = "[lora] trained adapters"
-    entry = select(serving.registry, "trainer", state.trainer, device=serving.device, needs=needs)
-    assert entry.provider is not None
-    context = spi.TrainerContext(
-        model=model_spec(recipe, serving.device),
-        rank_info=spi.RankInfo(device="cpu"),
-        seed=recipe.run.seed,
-        num_train_steps=recipe.run.num_steps * recipe.training.minibatches_per_step,
-        needs_reference=False,
-        max_sequence_length=recipe.rollout.max_sequence_length,
-        optimizer=recipe.optimizer,
-        schedule=recipe.schedule,
-        lora=None if recipe.lora is None else evolve(recipe.lora, init_from=None),  # the checkpoint has what they are now
-    )
-    partial = final.with_name(f".{final.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    # Its section divides the run's ranks, of which there is one here; what a checkpoint holds does not depend on that.
-    trainer = build_trainer(entry, context, entry.provider.config())
-    try:
-        with closed_after(trainer):
-            trainer.load_state(spi.LoadStateRequest(directory=checkpoint / "trainer"))
-            with storage_errors("the exported checkpoint", final.parent):
-                partial.mkdir(parents=True)
-                trainer.save_state(spi.SaveStateRequest(directory=partial, kind="hf"))
-                (partial / ORIGIN).write_text(digest)
-                shutil.rmtree(final, ignore_errors=True)
-                partial.rename(final)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

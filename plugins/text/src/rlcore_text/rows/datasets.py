@@ -6,6 +6,7 @@ stay as they are.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rlcore.config.data import DatasetConfig, Split
@@ -13,8 +14,19 @@ from rlcore.registry.plugin_errors import attributed, in_time
 from rlcore.run.data.mixes import TIMES
 from rlcore.schema.file_limits import expanded
 from rlcore.schema.suggestions import similar_path
-from rlcore.spi import AgentEnvironment, ContractError, DataError, DataSourceRequest, Environment, LazyRows, Row
+from rlcore.spi import (
+    AgentEnvironment,
+    ConfigError,
+    ContractError,
+    DataError,
+    DataSourceRequest,
+    Environment,
+    LazyRows,
+    Problem,
+    Row,
+)
 from rlcore.spi.data_source import installed_data_sources, read_rows
+from rlcore_text.formats.choice import AUTO, OWN
 from rlcore_text.rows.row_fields import RowReader
 
 _OF_NAMES = 6 * TIMES
@@ -36,6 +48,11 @@ class SourceRows(LazyRows):
         rows = iter(self._rows)  # which may be faster than row by row
         for number in range(len(self)):
             yield self._read(partial(next, rows), number)
+
+    @property
+    def format(self) -> str | None:
+        """Return the name of the rows' format; None before the first row is read."""
+        return self._reader.form.name
 
     def name_of(self, index: int) -> str:
         """Return how errors call a row: by its number and, where the source knows it, by its line."""
@@ -78,6 +95,11 @@ def load_rows(
     folder = path.parent if path is not None and is_here else None
     reader = RowReader(config=config, key=key, folder=folder, **form)
     is_own = config.source == "environment"
+    if is_own and config.format not in (AUTO, OWN):
+        expected = "no format: the environment makes rows in rlcore's own form"
+        raise ConfigError(
+            [Problem(path=f"{key}.format", found=f"{config.format!r}, with source = {config.source!r}", expected=expected)]
+        )
     rows = _environment_rows(reader, split, environment, owner) if is_own else _source_rows(reader)
     if len(rows) == 0:
         where = f"the environment's {split!r} split" if config.path is None else f"{config.path}"
@@ -113,15 +135,26 @@ def _source_rows(reader: RowReader) -> SourceRows:
     owner = f"the data source {config.source!r}"
     times = TIMES if provider.path == "file" else _OF_NAMES
     with attributed("raised as it read rows:", owner), in_time(f"reading {config.path}, by {owner},", times):
-        rows = read_rows(provider, request)
+        try:
+            rows = read_rows(provider, request)
+        except DataError as error:
+            if config.source == "jsonl" and path.is_file() and _begins_list(path):
+                raise DataError(f'{error}. Set {key}.source = "json" for a file that is one list (rlcore-datasets)') from error
+            raise
         first = rows[0] if hasattr(rows, "__getitem__") and hasattr(rows, "__len__") and len(rows) else {}
     if not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__"):
         raise ContractError(f"{owner} returned a {type(rows).__name__}; expected a sequence of rows")
     if not isinstance(first, Mapping):
         raise ContractError(f"{owner} returned rows of {type(first).__name__}; expected mappings of fields")
     if first:
-        reader.require_prompt_field(list(first), f"{config.path}")
+        reader.require_prompt_field(list(reader.in_own_form(first, f"{config.path}")), f"{config.path}")
     return SourceRows(rows, reader)
+
+
+def _begins_list(path: Path) -> bool:
+    """Return whether the first character of a file begins a JSON list."""
+    with path.open("rb") as file:
+        return file.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
 
 
 def _environment_rows(

@@ -10,8 +10,22 @@ from rlcore.registry.plugin_errors import described, in_time
 from rlcore.run.data.mixes import CHUNK_ROWS, TIMES
 from rlcore.spi import DataError, LazyRows, Row
 from rlcore_text.chats.public_fields import names_of
+from rlcore_text.formats.layout import LIST_COLUMNS
 from rlcore_text.rows.arrow_nulls import cleaner
 from rlcore_text.rows.row_fields import MAPPED, RowReader
+
+
+class GivenRows(LazyRows):
+    """The rows of a program, each in the core's form once it is taken."""
+
+    def __init__(self, num_rows: int, make: Callable[[int], Row], reader: RowReader) -> None:
+        super().__init__(num_rows, make)
+        self._reader = reader
+
+    @property
+    def format(self) -> str | None:
+        """Return the name of the rows' format; None before the first row is read."""
+        return self._reader.form.name
 
 
 def given_rows(rows: Sequence[Any] | None, config: DatasetConfig, key: str, **form: Any) -> LazyRows:
@@ -37,7 +51,7 @@ def given_rows(rows: Sequence[Any] | None, config: DatasetConfig, key: str, **fo
             raise DataError(f"{key}: {where}: found values that are nested too deeply; expected fewer levels") from error
         return reader.read(row, where)
 
-    made = LazyRows(num_rows, make)
+    made = GivenRows(num_rows, make, reader)
     for start in range(0, num_rows, CHUNK_ROWS):
         with in_time(f"taking rows from {start} on of {key}", TIMES):
             for number in range(start, min(start + CHUNK_ROWS, num_rows)):
@@ -63,7 +77,7 @@ def _unformatted(rows: Any) -> Any:
 def _columns_of(config: DatasetConfig) -> frozenset[str]:
     """Return the columns that are read as texts, messages or tools."""
     mapped = (value for option in MAPPED if (value := getattr(config, option)) is not None)
-    return frozenset({*names_of("row", "used"), *mapped})
+    return frozenset({*names_of("row", "used"), *mapped, *LIST_COLUMNS})
 
 
 def _with_lists(row: Mapping[str, Any], columns: frozenset[str]) -> dict[str, Any]:

@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 
 from rlcore.config.data import DatasetConfig
 from rlcore.schema.printable import lone_surrogate
 from rlcore.schema.suggestions import nearest
-from rlcore.spi import DataError, Message, Row
+from rlcore.spi import ConfigError, DataError, Message, Problem, Row
 from rlcore_text.chats.conversation import behind_prompt
 from rlcore_text.chats.images import image_parts
 from rlcore_text.chats.message_order import order_fault
 from rlcore_text.chats.messages import ASSISTANT, IN_LOSS, has_value, read_messages, read_tools, role_of
 from rlcore_text.chats.public_fields import FIELDS, PublicField, misspelt_column, names_of
+from rlcore_text.formats.choice import AUTO, OWN, FormatChoice
 from rlcore_text.rows.row_images import COLUMNS, MARK, column_images, has_marks, holds_image, with_images
 
 PROMPT, COMPLETION = "prompt", "completion"
@@ -32,6 +33,23 @@ _USUAL = {option: getattr(DatasetConfig(), option) for option in MAPPED}
 _WRITTEN_MESSAGES = re.compile(r"""\s*(\[\s*)?\{\s*(["'])(role|content|from|value|tool_calls)\2\s*:""")
 """The beginning of messages that are written as JSON, or as Python prints them."""
 NULLS = "null in it stays. Where Arrow has filled it in, give the data set itself instead of a list or a JSONL file of it"
+
+
+def _format_of(reader: "RowReader") -> FormatChoice:
+    """Return the format of a reader's rows. ConfigError where the recipe names a format and fields of its own."""
+    config = reader.config
+    mapped = [option for option, usual in _USUAL.items() if option != "margin_field" and getattr(config, option) != usual]
+    if mapped and config.format not in (AUTO, OWN):
+        found, expected = f"{config.format!r}, beside {', '.join(mapped)}", "no names of fields: a format has its own"
+        remedy = f'Take them out, or set {reader.key}.format = "{OWN}".'
+        raise ConfigError([Problem(path=f"{reader.key}.format", found=found, expected=expected, remedy=remedy)])
+    return FormatChoice(
+        wanted=config.format,
+        key=reader.key,
+        use="preferences" if not reader.has_prompts else "demonstrations" if reader.may_be_chats else "rollouts",
+        told=reader.told,
+        detects=not mapped and not reader.for_agents and config.source != "environment",
+    )
 
 
 @frozen(kw_only=True, eq=False)
@@ -51,6 +69,7 @@ class RowReader:
     """Folder that relative paths of images start from; None for the working directory."""
     told: dict[str, str] = field(factory=dict)
     """Collects fields that rows have and the core does not read, each with the note that is shown before the run."""
+    form: FormatChoice = field(init=False, default=Factory(_format_of, takes_self=True))
 
     @property
     def is_learned(self) -> bool:
@@ -65,6 +84,7 @@ class RowReader:
     def read(self, row: Mapping[str, Any], where: str) -> Row:
         """Return the row with its prompt and completion under these names, and its messages and tools in one form. DataErrors
         name the row by `where`."""
+        row = self.in_own_form(row, where)
         found = dict(row)
         for name, field_name in ((PROMPT, self.config.prompt_field), (COMPLETION, self.config.completion_field)):
             if field_name != name and field_name in row:
@@ -88,6 +108,13 @@ class RowReader:
             found[PROMPT] = self._prompt(found[PROMPT], where)
         self._require_mapped(row, where)
         return found
+
+    def in_own_form(self, row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        """Return the row's fields as the format of the data set has them in rlcore. DataErrors name the row by `where`."""
+        try:
+            return self.form.row(row)
+        except DataError as error:
+            raise DataError(f"{self.key}: {where}: found {error}") from error
 
     def require_prompt_field(self, names: Sequence[str], where: str) -> None:
         """Refuse, with a DataError, the fields of a row that needs a prompt or a whole chat and has neither."""
