@@ -181,7 +181,7 @@ REFUSED = each(
             "moderation": [{"model": "m"}],
             "parallel_tool_calls": [0, "no"],
             "tool_choice": ["sometimes", 3, {"type": "file_search"}, {}],
-            "top_logprobs": [2, False],
+            "top_logprobs": [False, 21],
         },
         SAMPLED: {
             "echo": [True],

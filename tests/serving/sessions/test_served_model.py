@@ -148,14 +148,27 @@ def test_several_answers_are_as_many_segments(sessions: Sessions) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "content", "calls"),
-    [("Hm. {call}", "Hm. {call}", 0), ("Hm.</think>{call}", "Hm.</think>", 1), ("{call}</think>No.", "{call}</think>No.", 0)],
+    ("said", "reasoning", "content", "calls"),
+    [("Hm. {call}", "Hm. {call}", "", 0), ("Hm.</think>{call}", "Hm.", "", 1), ("{call}</think>No.", "{call}", "No.", 0)],
 )
-def test_a_call_in_a_thought_that_the_prompt_begins_is_none(sessions: Sessions, said: str, content: str, calls: int) -> None:
+def test_a_call_in_a_thought_that_the_prompt_begins_is_none(
+    sessions: Sessions, said: str, reasoning: str, content: str, calls: int
+) -> None:
     call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
     model = served(Script(said.format(call=call)), tokenizer=ChatMl(opens="<think>\n"))
     (choice,) = chat(model, sessions.open(), user("1+2?"), tools=TOOLS).choices
-    assert (choice.content, len(choice.tool_calls), choice.begins_in_thought) == (content.format(call=call), calls, True)
+    assert (choice.reasoning, choice.content, len(choice.tool_calls)) == (reasoning.format(call=call), content, calls)
+
+
+def test_a_thought_is_a_field_of_its_own_and_may_be_left_out_of_the_history(sessions: Sessions) -> None:
+    script = Script(f"<think>\nHm.\n</think>\n\nThree.{END}", f"Four.{END}", f"Five.{END}")
+    model, session, said = served(script), sessions.open(), {"role": "assistant", "content": "Three."}
+    (choice,) = chat(model, session, user("1+2?")).choices
+    assert (choice.reasoning, choice.content) == ("Hm.", "Three.")
+    chat(model, session, user("1+2?"), said, user("2+2?"))
+    chat(model, session, user("1+2?"), {**said, "reasoning_content": "Hm."}, user("2+3?"))
+    texts = [ChatMl().show(request.prompt.tolist()) for request in script.requests[1:]]
+    assert all("<think>\nHm.\n</think>\n\nThree." in text for text in texts)  # as it was sampled
 
 
 def test_tool_calls_are_read_and_the_chat_goes_on_behind_them(sessions: Sessions) -> None:

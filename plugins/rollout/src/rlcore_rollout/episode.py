@@ -8,7 +8,18 @@ from typing import Any, TypeAlias
 import numpy as np
 from attrs import define, evolve, field
 
-from rlcore.spi import EpisodeFailure, FinishReason, Observation, SamplingMask, SamplingParams, StepResult, Tool, ToolCall, Turn
+from rlcore.spi import (
+    EpisodeFailure,
+    FinishReason,
+    Observation,
+    SamplingMask,
+    SamplingParams,
+    StepResult,
+    TokenReader,
+    Tool,
+    ToolCall,
+    Turn,
+)
 from rlcore.spi.arrays import AnyArray, Float32Array, Int16Array, Int32Array
 from rlcore.spi.execution import Responses
 from rlcore.thoughts import MARK_TOKENS
@@ -46,6 +57,8 @@ class CompletionRequest:
     """GenerateRequest.conversations of it."""
     images: tuple[bytes, ...] = ()
     """The prompt's images; the same of all samples that share one."""
+    reader: TokenReader | None = None
+    """GenerateRequest.readers of it."""
 
 
 @define(kw_only=True, eq=False)

@@ -68,7 +68,7 @@ def serve_generator(
     context = spi.GeneratorContext(model=model, rank_info=rank_info, seed=0, max_sequence_length=limit, channel=None)
     handle = build_generator(entry, context, config)
     with closed_after(handle):
-        sampler = SessionSampler(tokenizer.decode)
+        sampler = SessionSampler(tokenizer.decode, streams_tokens=handle.has(spi.capabilities.TOKEN_STREAMING))
         served = _served(entry, address.name, tokenizer, parser, sampler, limit, note)
         everyone = Session(token=address.api_key or "", record=None)
         with serving(served, Sessions(everyone), host=address.host, port=address.port) as url:

@@ -26,7 +26,12 @@ from rlcore_serve.sessions.sampler import SessionSampler
 MODEL_NAME = "policy"
 """The model's name for agents."""
 _CUT = spi.EpisodeFailure(kind="limit", reason="its last answer was cut off")
-_SAMPLING = (spi.capabilities.TOP_K, spi.capabilities.TOP_P, spi.capabilities.STOP_STRINGS)
+_SAMPLING = (
+    spi.capabilities.TOP_K,
+    spi.capabilities.TOP_P,
+    spi.capabilities.STOP_STRINGS,
+    spi.capabilities.TOKEN_STREAMING,
+)
 
 
 @frozen(kw_only=True, eq=False)
@@ -40,7 +45,8 @@ class AgentSampler(StepSampler[AgentGroup]):
 
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> AgentGroups:
         """See StepSampler."""
-        sampler = SessionSampler(self.tokenizer.decode, sampling_mask=self.sampling_mask)
+        streams = self.generator.has(spi.capabilities.TOKEN_STREAMING)
+        sampler = SessionSampler(self.tokenizer.decode, sampling_mask=self.sampling_mask, streams_tokens=streams)
         context = SessionContext(
             model_name=MODEL_NAME,
             tokenizer=self.tokenizer,

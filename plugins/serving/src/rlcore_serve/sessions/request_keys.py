@@ -119,6 +119,7 @@ KEYS: Mapping[Api, Mapping[str, Key]] = {
         "prediction": _NO_EFFECT,
         "reasoning_effort": _HINT,
         "response_format": Key(only=({"type": "text"},)),
+        "top_logprobs": _READ,
         "verbosity": _HINT,
         "web_search_options": Key(only=(), why="since this server searches nothing"),
     },
@@ -143,7 +144,7 @@ KEYS: Mapping[Api, Mapping[str, Key]] = {
         "stream": _READ,
         "stream_options": _NO_EFFECT,
         "text": Key(only=({"format": {"type": "text"}}, {}), passed_over=_asks_for_text, note=f"of verbosity: {_HINT.note}"),
-        "top_logprobs": Key(only=(0,)),
+        "top_logprobs": _READ,
         "truncation": Key(
             only=("disabled",),
             passed_over=lambda value: value == "auto",

@@ -15,6 +15,7 @@ from rlcore_text.chats.images import image_parts
 from rlcore_text.chats.messages import read_message, read_messages, read_tools
 
 MAX_N = 128
+MAX_TOP_LOGPROBS = 20
 MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-3
 """Besides 0; logits that are divided by less are infinite, and say nothing any more."""
@@ -39,6 +40,8 @@ class AnswerRequest:
     include_usage: bool
     """True where a stream ends with the numbers of tokens."""
     logprobs: bool
+    top_logprobs: int = 0
+    """Most probable tokens to report beside each token."""
     return_token_ids: bool = False
     """True where the reply has the tokens of prompt and answers too."""
     record: bool = True
@@ -89,6 +92,7 @@ def read_request(body: object, default: SamplingParams, *, is_chat: bool) -> Ans
         stream=values.get("stream", False),
         include_usage=bool(dict(values.get("stream_options", {})).get("include_usage")),
         logprobs=values.get("logprobs") is not None and values["logprobs"] is not False,
+        top_logprobs=values.get("top_logprobs", 0) if is_chat else int(values.get("logprobs", 0)),
         return_token_ids=values.get("return_token_ids", False),
         record=values.get("record", True),
         messages=tuple(read_messages(values["messages"], keeps_unreadable=True)) if is_chat else (),
@@ -145,8 +149,12 @@ def _wrong(values: Mapping[str, Any], is_chat: bool) -> Iterator[str]:
     if not all(isinstance(one, str) and one for one in (stop if isinstance(stop, list) else [stop])):
         yield f"stop: found {shown(stop)}; expected a text or a list of texts, none of them empty"
     logprobs = values.get("logprobs", False)
-    if type(logprobs) is not bool and (is_chat or logprobs not in (0, 1)):
-        yield f"logprobs: found {shown(logprobs)}; expected {'true or false' if is_chat else 'at most 1'}"
+    if type(logprobs) is not bool and (is_chat or type(logprobs) is not int or not 0 <= logprobs <= MAX_TOP_LOGPROBS):
+        expected = "true or false" if is_chat else f"a whole number from 0 to {MAX_TOP_LOGPROBS}"
+        yield f"logprobs: found {shown(logprobs)}; expected {expected}"
+    top = values.get("top_logprobs", 0)
+    if is_chat and (type(top) is not int or not 0 <= top <= (MAX_TOP_LOGPROBS if logprobs else 0)):
+        yield f"top_logprobs: found {shown(top)}; expected a whole number from 0 to {MAX_TOP_LOGPROBS}, with logprobs"
     yield from _wrong_messages(values) if is_chat else _wrong_prompt(values)
 
 

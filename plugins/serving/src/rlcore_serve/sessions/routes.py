@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -17,8 +17,9 @@ from rlcore_serve.sessions.replies import Reply
 from rlcore_serve.sessions.requests import AnswerRequest, read_request
 from rlcore_serve.sessions.response_reply import ResponseReply
 from rlcore_serve.sessions.response_requests import read_response_request
-from rlcore_serve.sessions.served_model import Answered, Prepared, ServedModel
+from rlcore_serve.sessions.served_model import Prepared, ServedModel
 from rlcore_serve.sessions.session import Session, Sessions
+from rlcore_serve.sessions.streaming import AnyReply, stream_reply
 from rlcore_workers.http_connections import BODY_S
 from rlcore_workers.http_server import encoding_problem
 
@@ -92,19 +93,35 @@ class Routes:
         return web.json_response(card)
 
     async def _answer(self, request: web.Request, *, is_chat: bool) -> web.StreamResponse:
-        _, wanted, answered = await self._answered(request, partial(read_request, is_chat=is_chat))
-        reply = Reply(request=wanted, answered=answered, tokenizer=self._model.tokenizer, model=self._model.name)
-        return await _stream(request, reply) if wanted.stream else await _whole(reply)
+        return await self._replied(request, partial(read_request, is_chat=is_chat), Reply)
 
     async def _respond(self, request: web.Request) -> web.StreamResponse:
-        body, wanted, answered = await self._answered(request, read_response_request)
-        reply = ResponseReply(
-            body=body, request=wanted, answered=answered, tokenizer=self._model.tokenizer, model=self._model.name
-        )
-        return await _stream(request, reply) if wanted.stream else await _whole(reply)
+        return await self._replied(request, read_response_request, ResponseReply)
 
-    async def _answered(self, request: web.Request, read: Read) -> tuple[Any, AnswerRequest, Answered]:
-        """Return the request's JSON, the request that was read from it, and its answers."""
+    async def _replied(self, request: web.Request, read: Read, make: Callable[..., AnyReply]) -> web.StreamResponse:
+        """Answer a request, whole or as a stream."""
+        session, body, prepared = await self._read(request, read)
+        wanted, reply = (
+            prepared.request,
+            make(
+                request=prepared.request,
+                prompt=prepared.tokens,
+                tokenizer=self._model.tokenizer,
+                model=self._model.name,
+                **body,
+            ),
+        )
+        self._gate.enter(wanted.n)
+        try:
+            if wanted.stream:
+                return await stream_reply(request, reply, self._model, session, prepared)
+            answered = await self._model.answer(session, prepared)
+            return web.json_response(text=await off_loop(lambda: json.dumps(reply.whole(answered))))
+        finally:
+            self._gate.leave(wanted.n)
+
+    async def _read(self, request: web.Request, read: Read) -> tuple[Session, dict[str, Any], Prepared]:
+        """Return a request's session, its JSON where the reply repeats it, and the sample requests."""
         session, size = self._session(request), request.content_length
         self._gate.require_open()
         if size is not None and size > self._max_bytes:
@@ -115,13 +132,7 @@ class Routes:
         async with self._large if is_large else nullcontext():
             content = await self._body(request)
             async with session.order:
-                body, prepared = await off_loop(self._prepared, session, content, read)
-        wanted = prepared.request
-        self._gate.enter(wanted.n)
-        try:
-            return body, wanted, await self._model.answer(session, prepared)
-        finally:
-            self._gate.leave(wanted.n)
+                return await off_loop(self._prepared, session, content, read)
 
     async def _body(self, request: web.Request) -> bytes:
         try:
@@ -135,11 +146,12 @@ class Routes:
         except web.HTTPRequestEntityTooLarge as error:  # a body without Content-Length
             raise body_too_long(None, self._max_bytes) from error
 
-    def _prepared(self, session: Session, content: bytes, read: Read) -> tuple[Any, Prepared]:
+    def _prepared(self, session: Session, content: bytes, read: Read) -> tuple[Session, dict[str, Any], Prepared]:
         body = read_json(content)
         wanted = read(body, session.sampling or self._model.sampling)
         self._require_model(wanted.model)
-        return body, self._model.prepare(session, wanted)
+        repeated = {"body": body} if read is read_response_request else {}
+        return session, repeated, self._model.prepare(session, wanted)
 
     def _session(self, request: web.Request) -> Session:
         return self._sessions.find(request.match_info.get("session"), request.headers.get("Authorization"))
@@ -148,27 +160,6 @@ class Routes:
         if name != self._model.name:
             message = f"model: found {name!r:.100}; this server has {self._model.name!r}"
             raise RequestError(404, message, code="model_not_found")
-
-
-async def _whole(reply: Reply | ResponseReply) -> web.StreamResponse:
-    return web.json_response(text=await off_loop(lambda: json.dumps(reply.whole())))
-
-
-async def _stream(request: web.Request, reply: Reply | ResponseReply) -> web.StreamResponse:
-    events = await off_loop(lambda: [_event(chunk) for chunk in reply.chunks()])
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    await response.prepare(request)
-    for event in events:
-        await response.write(event)
-    await response.write(b"data: [DONE]\n\n")
-    await response.write_eof()
-    return response
-
-
-def _event(chunk: Mapping[str, Any]) -> bytes:
-    """Return a server-sent event, with the name that chunks of the Responses API have."""
-    name = f"event: {chunk['type']}\n" if "type" in chunk else ""
-    return f"{name}data: {json.dumps(chunk)}\n\n".encode()
 
 
 @web.middleware

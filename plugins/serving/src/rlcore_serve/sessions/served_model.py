@@ -2,27 +2,31 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-from rlcore.spi import ChatTokenizer, DataError, FinishReason, ParseToolCalls, SamplingParams, ToolCall, capabilities
+from rlcore.spi import ChatTokenizer, DataError, FinishReason, Message, ParseToolCalls, SamplingParams, ToolCall, capabilities
 from rlcore.spi.arrays import Int32Array
 from rlcore.thoughts import MARK_TOKENS, opened_thought
 from rlcore_serve.sessions.errors import RequestError
 from rlcore_serve.sessions.interface import Sample, Sampler, SampleRequest
+from rlcore_serve.sessions.live_text import LiveText, split_thought
+from rlcore_serve.sessions.live_tokens import LiveTokens
 from rlcore_serve.sessions.off_loop import off_loop
 from rlcore_serve.sessions.record import Answer, conversation_keys
 from rlcore_serve.sessions.requests import AnswerRequest
 from rlcore_serve.sessions.session import Session
 from rlcore_text.chats.conversation import Conversation, RewritingTemplateError
 from rlcore_text.chats.long_texts import shortened
-from rlcore_text.chats.messages import read_message
+from rlcore_text.chats.messages import THOUGHTS, read_message
 from rlcore_text.chats.tool_calls import FORMS
 
 History = Literal["refuse", "segment"]
+REASONING = ("reasoning_content", "reasoning")
+"""Fields of a message that have its thought: that of DeepSeek's API and that of vLLM and OpenRouter."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -31,10 +35,14 @@ class Choice:
 
     sample: Sample
     content: str
-    """The sample's text, up to where a stop string begins, without tool calls."""
-    tool_calls: Sequence[ToolCall]
+    """The sample's text, up to where a stop string begins; in a chat without tool calls and the thought before it."""
+    tool_calls: Sequence[ToolCall] = ()
+    reasoning: str = ""
+    """The thought that an answer of a chat begins with, without its marks."""
     begins_in_thought: bool = False
-    """True where the prompt ends in the mark that begins a thought."""
+    """True where the prompt of a completion ends in the mark that begins a thought."""
+    top_logprobs: Sequence[Mapping[int, float]] = ()
+    """Of each token the most probable ones' log-probabilities, where the request asks for them."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -68,6 +76,8 @@ class Prepared:
     tokens: Int32Array
     """int32 [length]: the whole prompt."""
     wanted: Sequence[SampleRequest]
+    mark: str
+    """The mark of a thought that the prompt ends in; "" where it ends otherwise."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -119,21 +129,56 @@ class ServedModel:
             )
             for number in range(request.n)
         ]
-        return Prepared(request=request, prompt=prompt, tokens=tokens, wanted=wanted)
+        mark = opened_thought(self.tokenizer.show(tokens[-MARK_TOKENS:].tolist()))
+        return Prepared(request=request, prompt=prompt, tokens=tokens, wanted=wanted, mark=mark)
 
-    async def answer(self, session: Session, prepared: Prepared) -> Answered:
-        """Return `n` answers, and record them in the session if the request wants it. RequestError where there is none."""
-        found = await asyncio.gather(*(self.sampler.sample(one) for one in prepared.wanted))
+    async def sample(self, session: Session, prepared: Prepared, live: LiveTokens | None = None) -> list[Sample]:
+        """Return `n` samples, whose tokens `live` gets as they come. RequestError where there are none."""
+        request, wanted = prepared.request, prepared.wanted
+        if live is not None:
+            wanted = live.read_by(wanted, request.top_logprobs if request.logprobs else None)
+        found = await asyncio.gather(*(self.sampler.sample(one) for one in wanted))
         samples = [sample for sample in found if sample is not None]
         if len(samples) < len(found):
             session.require_open()
             raise RequestError(503, "generation has ended")
-        return await off_loop(self._answered, session, prepared, samples)
+        return samples
 
-    def _answered(self, session: Session, prepared: Prepared, samples: Sequence[Sample]) -> Answered:
+    async def answer(self, session: Session, prepared: Prepared) -> Answered:
+        """Return `n` answers, and record them in the session if the request wants it. RequestError where there is none."""
+        live = LiveTokens(prepared.request.n) if prepared.request.top_logprobs else None
+        return await self.settle(session, prepared, await self.sample(session, prepared, live), live)
+
+    async def settle(
+        self, session: Session, prepared: Prepared, samples: Sequence[Sample], live: LiveTokens | None = None
+    ) -> Answered:
+        """Return the answers that samples are, and record them in the session if the request wants it."""
+        tops = None if live is None or not prepared.request.top_logprobs else live.logprobs
+        return await off_loop(self._answered, session, prepared, samples, tops or [()] * len(samples))
+
+    def live_texts(self, prepared: Prepared) -> list[LiveText]:
+        """Return the texts of a request's answers, before their first tokens."""
+        request = prepared.request
+        return [
+            LiveText(
+                decode=self.tokenizer.decode,
+                show=self.tokenizer.show,
+                is_chat=request.prompt is None,
+                is_thinking=bool(prepared.mark),
+                has_tools=bool(request.tools),
+                stops=request.sampling.stop_strings,
+            )
+            for _ in prepared.wanted
+        ]
+
+    def _answered(
+        self, session: Session, prepared: Prepared, samples: Sequence[Sample], tops: Sequence[Sequence[Mapping[int, float]]]
+    ) -> Answered:
         session.require_open()
-        mark = opened_thought(self.tokenizer.show(prepared.tokens[-MARK_TOKENS:].tolist()))
-        choices = [self._choice(sample, prepared.request, mark) for sample in samples]
+        choices = [
+            evolve(self._choice(sample, prepared.request, prepared.mark), top_logprobs=top[: len(sample.tokens)])
+            for sample, top in zip(samples, tops, strict=True)
+        ]
         self._record(session, prepared.prompt, prepared.request, choices)
         return Answered(prompt=prepared.tokens, choices=choices)
 
@@ -146,6 +191,7 @@ class ServedModel:
             capabilities.TOP_P: sampling.top_p < 1.0,
             capabilities.TOP_K: sampling.top_k > 0,
             capabilities.STOP_STRINGS: bool(sampling.stop_strings),
+            capabilities.TOKEN_STREAMING: request.top_logprobs > (0 if request.prompt is None else 1),
         }
         refused = [name for name, is_wanted in lacking.items() if is_wanted and name not in self.capabilities]
         if refused:
@@ -197,7 +243,7 @@ class ServedModel:
 
     def _chat_prompt(self, session: Session, request: AnswerRequest) -> _Prompt:
         """The longest known conversation keeps its tokens; what the template puts behind it is encoded alone."""
-        keys = conversation_keys(request.messages, request.tools, request.template_variables)
+        keys = conversation_keys(_without_reasoning(request.messages), request.tools, request.template_variables)
         known, parent = (0, None) if session.record is None else session.record.longest_known(keys)
         try:
             tokenizer = self.tokenizer.with_variables(request.template_variables)
@@ -242,16 +288,19 @@ class ServedModel:
     def _choice(self, sample: Sample, request: AnswerRequest, mark: str) -> Choice:
         """An answer with a call that cannot be read is text as a whole, for its client to judge. `mark` begins the thought that
         the prompt ends in."""
-        text = _stopped(sample.text, sample, request)
+        text, calls = _stopped(sample.text, sample, request), ()
+        if request.prompt is not None:
+            return Choice(sample=sample, content=text, begins_in_thought=bool(mark))
         if request.tools and self.parse is not None:
             tokens = sample.tokens.tolist()
             ended = bool(tokens) and tokens[-1] in self.tokenizer.stop_token_ids
             shown = self.tokenizer.show(tokens[:-1] if ended else tokens)  # some forms have special tokens in them
-            content, calls = self.parse(f"{mark}{_stopped(shown, sample, request)}", request.tools)
-            if calls and all(call.error is None for call in calls):
-                text = content.removeprefix(mark)
-                return Choice(sample=sample, content=text, tool_calls=calls, begins_in_thought=bool(mark))
-        return Choice(sample=sample, content=text, tool_calls=(), begins_in_thought=bool(mark))
+            content, found = self.parse(f"{mark}{_stopped(shown, sample, request)}", request.tools)
+            if found and all(call.error is None for call in found):
+                text, calls = content.removeprefix(mark), tuple(found)
+        parts = split_thought(text, is_thinking=bool(mark))
+        content = parts.content.lstrip() if request.tools else parts.content
+        return Choice(sample=sample, content=content, tool_calls=calls, reasoning=parts.reasoning)
 
     def _record(self, session: Session, prompt: _Prompt, request: AnswerRequest, choices: Sequence[Choice]) -> None:
         if session.record is None or not request.record:
@@ -266,14 +315,16 @@ class ServedModel:
             )
             key = None
             if prompt.conversation is not None:
-                message = read_message(assistant_message(choice))
-                key = conversation_keys((*request.messages, message), request.tools, request.template_variables)[-1]
+                said = _without_reasoning((*request.messages, read_message(assistant_message(choice))))
+                key = conversation_keys(said, request.tools, request.template_variables)[-1]
             session.record.add(answer, key)
 
 
 def assistant_message(choice: Choice, call_ids: Sequence[str] = ()) -> dict[str, Any]:
     """Return OpenAI's message of an answer."""
     message: dict[str, Any] = {"role": "assistant", "content": choice.content}
+    if choice.reasoning:
+        message |= dict.fromkeys(REASONING, choice.reasoning)
     if choice.tool_calls:
         ids = call_ids or [""] * len(choice.tool_calls)
         message["content"] = choice.content or None
@@ -282,6 +333,11 @@ def assistant_message(choice: Choice, call_ids: Sequence[str] = ()) -> dict[str,
             for call_id, call in zip(ids, choice.tool_calls, strict=True)
         ]
     return message
+
+
+def _without_reasoning(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages without thoughts: a client may send an answer back with its thought or without."""
+    return [{name: value for name, value in message.items() if name not in THOUGHTS} for message in messages]
 
 
 def _stopped(text: str, sample: Sample, request: AnswerRequest) -> str:
