@@ -10,7 +10,7 @@ from rlcore.spi import FinishReason, SamplingParams
 from rlcore_serve.sessions.errors import RequestError
 from rlcore_serve.sessions.interface import Segment
 from rlcore_serve.sessions.requests import AnswerRequest, read_request
-from rlcore_serve.sessions.served_model import Answered, ServedModel
+from rlcore_serve.sessions.served_model import Answered, ServedModel, assistant_message
 from rlcore_serve.sessions.session import Session, Sessions
 
 from .chat_model import DEFAULT_SYSTEM, END, END_ID, START, ChatMl, Script, assistant, served, user
@@ -364,7 +364,32 @@ def test_an_answer_for_a_session_that_ended_meanwhile_is_not_recorded(sessions: 
 def test_what_has_no_effect_is_told_once(sessions: Sessions) -> None:
     told: list[str] = []
     model, session = served(Script(f"a{END}", f"b{END}", f"c{END}"), note=told.append), sessions.open()
-    for choice in ("required", {"type": "function", "function": {"name": "add"}}, "auto"):
-        chat(model, session, user("one?"), tools=TOOLS, tool_choice=choice)
+    for value in (False, False, True):
+        chat(model, session, user("one?"), tools=TOOLS, parallel_tool_calls=value)
     (note,) = told
-    assert note.startswith('a request\'s tool_choice = "required" has no effect: ')
+    assert note.startswith("a request's parallel_tool_calls = false has no effect: ")
+
+
+FORCED = '<tool_call>\n{"name": "add", "arguments":'
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+@pytest.mark.parametrize("opens", ["", "<think>\n"])
+def test_a_forced_call_begins_the_answer_outside_the_loss(sessions: Sessions, choice: Any, opens: str) -> None:
+    said = f' {{"a": 1}}}}\n</tool_call>{END}'
+    script = Script(said, f"it is 1{END}")
+    model, session = served(script, tokenizer=ChatMl(opens=opens)), sessions.open()
+    (answer,) = chat(model, session, user("1+0?"), tools=TOOLS, tool_choice=choice).choices
+    assert (answer.content, answer.reasoning, answer.tool_calls[0].arguments) == ("", "", {"a": 1})
+    assert ChatMl().show(script.requests[0].prompt.tolist()).endswith(FORCED)
+    called = assistant_message(answer)
+    chat(model, session, user("1+0?"), called, {"role": "tool", "content": "1", "tool_call_id": ""}, tools=TOOLS)
+    (segment,) = sessions.finish(session)
+    assert learnt(segment) == f"{said}it is 1{END}"
+    assert f"{FORCED}{said}" in ChatMl().show(segment.tokens.tolist())
+
+
+def test_a_call_is_not_forced_in_a_form_that_cannot_be_begun(sessions: Sessions) -> None:
+    with pytest.raises(RequestError) as refused:
+        chat(served(Script(), tool_form="openai"), sessions.open(), user("1+0?"), tools=TOOLS, tool_choice="required")
+    assert str(refused.value).startswith("tool_choice: found one that forces a call")

@@ -124,5 +124,6 @@ def _served(
         capabilities=able,
         vocab_size=tokenizer.vocab_size,
         parse=None if parser is None else parser.parse,
+        tool_form="" if parser is None else parser.name,
         note=note,
     )

@@ -58,6 +58,7 @@ class AgentSampler(StepSampler[AgentGroup]):
             vocab_size=self.episodes.vocab_size,
             history=self.history,
             parse_tool_calls=None if self.tool_parser is None else self.tool_parser.parse,
+            tool_form="" if self.tool_parser is None else self.tool_parser.name,
             note=self.progress.note,
         )
         return AgentGroups(

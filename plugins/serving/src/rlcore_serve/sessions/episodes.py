@@ -49,6 +49,7 @@ class EpisodeServer:
             vocab_size=context.vocab_size,
             history=context.history,
             parse=context.parse_tool_calls,
+            tool_form=context.tool_form,
             note=context.note,
         )
         self._sessions = Sessions()

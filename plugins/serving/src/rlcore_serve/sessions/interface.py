@@ -82,6 +82,8 @@ class SessionContext:
     """rollout.history: what becomes of a chat whose template rewrites what there was, a refusal or a new sequence."""
     parse_tool_calls: ParseToolCalls | None = None
     """Reads the calls of tools; None where their form is not known, and tools are refused."""
+    tool_form: str = ""
+    """The name of the form that `parse_tool_calls` reads."""
     note: Callable[[str], None]
     """Tells the user something, from any thread."""
 

@@ -19,6 +19,8 @@ class Key:
     """End of the error message for any other value."""
     passed_over: Callable[[Any], bool] = lambda value: False  # noqa: ARG005
     """Returns whether the server takes another value and ignores it."""
+    read: Callable[[Any], bool] = lambda value: False  # noqa: ARG005
+    """Returns whether the server reads another value."""
     note: str = ""
     """Note for the log on a value that is ignored."""
 
@@ -27,9 +29,10 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _forces_a_call(choice: Any) -> bool:
-    """Return whether a `tool_choice` asks for a call or names functions: "required", or an object."""
-    return choice == "required" or (isinstance(choice, dict) and choice.get("type") in ("function", "allowed_tools"))
+def names_function(choice: Any) -> bool:
+    """Return whether a `tool_choice` is an object that names a function, in the form of a chat or of the Responses API."""
+    is_function = isinstance(choice, dict) and choice.get("type") == "function"
+    return is_function and isinstance(choice.get("function", choice), dict)
 
 
 def _asks_for_text(text: Any) -> bool:
@@ -48,10 +51,9 @@ _HINT = Key(
     note="a chat template that reads such a variable gets it by chat_template_kwargs",
 )
 _TOOL_CHOICE = Key(
-    only=("auto", "none"),
-    why='"required", or an object that names a function of tools',
-    passed_over=_forces_a_call,
-    note='no sampler can be made to call a tool: taken as "auto", so that an answer may be text',
+    only=("auto", "none", "required"),
+    why="or an object that names a function of tools; to allow some tools alone, send those alone",
+    read=names_function,
 )
 _PARALLEL = Key(only=(True,), passed_over=lambda value: value is False, note="an answer may have several calls all the same")
 
@@ -176,7 +178,7 @@ def looked_up(values: Mapping[str, Any], api: Api) -> tuple[list[str], dict[str,
         key = KEYS[api].get(name)
         if key is None:
             problems.append(f"{name:.60}: found a key that this server does not know; leave it out")
-        elif key.only is None or any(_same(value, one) for one in key.only):
+        elif key.only is None or any(_same(value, one) for one in key.only) or key.read(value):
             continue
         elif key.passed_over(value):
             notes[name] = f"{name} = {shown(value)} has no effect: {key.note}"

@@ -10,7 +10,7 @@ from rlcore.spi import DataError, Message, SamplingParams
 from rlcore.spi.arrays import Int32Array
 from rlcore_serve.sessions.bounds import require_bounded
 from rlcore_serve.sessions.errors import RequestError, bad_request
-from rlcore_serve.sessions.request_keys import looked_up, shown
+from rlcore_serve.sessions.request_keys import looked_up, names_function, shown
 from rlcore_text.chats.images import image_parts
 from rlcore_text.chats.messages import read_message, read_messages, read_tools
 
@@ -49,6 +49,8 @@ class AnswerRequest:
     messages: tuple[Message, ...] = ()
     """Messages of a chat, in the form of `read_messages`."""
     tools: tuple[Mapping[str, Any], ...] = ()
+    forced: str | None = None
+    """The name of the tool that the answer has to call, "" for any; None where it may call none."""
     template_variables: Mapping[str, Any] = field(factory=dict)
     """Variables of the chat template in this request, which override those of the model."""
     prompt: str | Int32Array | None = None
@@ -97,10 +99,18 @@ def read_request(body: object, default: SamplingParams, *, is_chat: bool) -> Ans
         record=values.get("record", True),
         messages=tuple(read_messages(values["messages"], keeps_unreadable=True)) if is_chat else (),
         tools=tools,
+        forced=_forced(values.get("tool_choice")),
         template_variables=values.get("chat_template_kwargs", {}),
         prompt=None if is_chat else _prompt(values["prompt"]),
         notes=notes,
     )
+
+
+def _forced(choice: Any) -> str | None:
+    """Return AnswerRequest.forced of a `tool_choice` in the form of a chat or of the Responses API."""
+    if names_function(choice):
+        return str(choice.get("function", choice)["name"])
+    return "" if choice == "required" else None
 
 
 def _prompt(prompt: Any) -> str | Int32Array:
@@ -172,6 +182,13 @@ def _wrong_messages(values: Mapping[str, Any]) -> Iterator[str]:
                 yield f"messages[{number}]: found an image; expected parts of text alone"
         except DataError as error:
             yield f"messages[{number}]: found one {error}"
+    choice = values.get("tool_choice")
+    if names_function(choice):
+        name, known = choice.get("function", choice).get("name"), map(tool_name, tools if isinstance(tools, list) else ())
+        if not isinstance(name, str) or name not in known:
+            yield f"tool_choice: found {shown(choice)}; expected the name of one of the tools"
+    elif choice == "required" and not tools:
+        yield 'tool_choice: found "required" without tools; expected at least one'
     if not isinstance(tools, list):
         yield f"tools: found {shown(tools)}; expected a list of tools"
         tools = []
@@ -180,6 +197,12 @@ def _wrong_messages(values: Mapping[str, Any]) -> Iterator[str]:
             read_tools([tool])
         except DataError as error:
             yield f"tools[{number}]: found {error}"
+
+
+def tool_name(tool: object) -> object:
+    """Return the name of a tool in the form of a chat or of the Responses API; None where it has none."""
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    return function.get("name") if isinstance(function, dict) else None
 
 
 def _wrong_prompt(values: Mapping[str, Any]) -> Iterator[str]:

@@ -38,8 +38,6 @@ def read_response_request(body: object, default: SamplingParams) -> AnswerReques
     problems, notes = looked_up(values, "responses")
     problems += _wrong(values)
     chat = {name: value for name, value in values.items() if name in IN_CHAT}
-    if values.get("tool_choice") == "none":
-        chat["tool_choice"] = "none"
     read = _Items()
     problems += read.take_all(values)
     if type(values.get("max_output_tokens")) is int:
@@ -49,8 +47,8 @@ def read_response_request(body: object, default: SamplingParams) -> AnswerReques
     chat["logprobs"] = bool(values.get("top_logprobs")) or (isinstance(included, list) and _LOGPROBS in included)
     tools = values.get("tools", [])
     problems += _wrong_tools(tools)
-    if not problems and tools:
-        chat["tools"] = [_chat_tool(tool) for tool in tools]
+    if not problems:
+        chat |= {"tools": [_chat_tool(tool) for tool in tools], "tool_choice": values.get("tool_choice")}
     try:
         request = read_request(chat, default, is_chat=True)
     except RequestError as error:

@@ -22,7 +22,7 @@ from rlcore_serve.sessions.session import Session
 from rlcore_text.chats.conversation import Conversation, RewritingTemplateError
 from rlcore_text.chats.long_texts import shortened
 from rlcore_text.chats.messages import THOUGHTS, read_message
-from rlcore_text.chats.tool_calls import FORMS
+from rlcore_text.chats.tool_calls import FORMS, call_opening
 
 History = Literal["refuse", "segment"]
 REASONING = ("reasoning_content", "reasoning")
@@ -62,6 +62,8 @@ class _Prompt:
     read: Int32Array
     conversation: Conversation | None = None
     text: str | None = None
+    begun: str = ""
+    """The beginning of the answer that the request forces: the end of `read`, which the policy does not sample."""
 
     def tokens(self) -> Int32Array:
         return self.read if self.parent is None else np.concatenate([self.parent.context(), self.read])
@@ -99,6 +101,8 @@ class ServedModel:
     """Handling of a chat whose template rewrites earlier messages: a refusal, or a new segment of tokens rendered anew."""
     parse: ParseToolCalls | None = None
     """Reads the calls of tools; None where their form is not known, and tools are refused."""
+    tool_form: str = ""
+    """The name of the form that `parse` reads."""
 
     note: Callable[[str], None] = lambda text: None  # noqa: ARG005
     """Logs a note on a key that has no effect. Called from any thread."""
@@ -116,6 +120,11 @@ class ServedModel:
             expected = f"none, as the chat template asks for calls in none of the forms {', '.join(FORMS)}"
             raise RequestError(400, f"tools: found some; expected {expected}. rollout.tool_parser names another")
         prompt = self._chat_prompt(session, request) if request.prompt is None else self._text_prompt(session, request.prompt)
+        mark = opened_thought(self.tokenizer.show(prompt.tokens()[-MARK_TOKENS:].tolist()))
+        if request.forced is not None:
+            prompt = self._forced(
+                prompt, request.forced or (request.tools[0]["function"]["name"] if len(request.tools) == 1 else ""), mark
+            )
         tokens = prompt.tokens()
         limit, goes_on = self._max_tokens(session, request, len(tokens)), session.num_samples > 0
         wanted = [
@@ -129,7 +138,6 @@ class ServedModel:
             )
             for number in range(request.n)
         ]
-        mark = opened_thought(self.tokenizer.show(tokens[-MARK_TOKENS:].tolist()))
         return Prepared(request=request, prompt=prompt, tokens=tokens, wanted=wanted, mark=mark)
 
     async def sample(self, session: Session, prepared: Prepared, live: LiveTokens | None = None) -> list[Sample]:
@@ -166,6 +174,7 @@ class ServedModel:
                 is_chat=request.prompt is None,
                 is_thinking=bool(prepared.mark),
                 has_tools=bool(request.tools),
+                waits=request.forced is not None,
                 stops=request.sampling.stop_strings,
             )
             for _ in prepared.wanted
@@ -176,7 +185,7 @@ class ServedModel:
     ) -> Answered:
         session.require_open()
         choices = [
-            evolve(self._choice(sample, prepared.request, prepared.mark), top_logprobs=top[: len(sample.tokens)])
+            evolve(self._choice(sample, prepared), top_logprobs=top[: len(sample.tokens)])
             for sample, top in zip(samples, tops, strict=True)
         ]
         self._record(session, prepared.prompt, prepared.request, choices)
@@ -274,6 +283,18 @@ class ServedModel:
         read = np.asarray(self._encoded(self.tokenizer.encode, conversation.opened), np.int32)
         return self._readable(_Prompt(parent=None, read=read, conversation=conversation))
 
+    def _forced(self, prompt: _Prompt, name: str, mark: str) -> _Prompt:
+        """Return the prompt with the beginning of a call behind it, of the tool of this name if it has one. RequestError
+        where the form of calls allows none."""
+        opening = call_opening(self.tool_form, name)
+        if opening is None or (mark and not mark.startswith("<")):
+            expected = f'"auto" or "none": a call in the form {self.tool_form} cannot be begun in the place of the model'
+            raise RequestError(400, f"tool_choice: found one that forces a call; expected {expected}")
+        begun = f"\n</{mark[1:].strip()}\n\n{opening}" if mark else opening
+        read = np.concatenate([prompt.read, np.asarray(self._encoded(self._behind_text, begun), np.int32)])
+        conversation = None if prompt.conversation is None else prompt.conversation.with_text(begun)
+        return evolve(prompt, read=read, conversation=conversation, begun=begun)
+
     def _behind(self, parent: Answer, behind: str) -> Int32Array:
         """int32 [length]: a text behind an answer. The stop token that the model has said already is not repeated; one that it
         has not said, since its answer was cut, is none of its own."""
@@ -285,17 +306,17 @@ class ServedModel:
         last = answer.sample.tokens[-1:].tolist()
         return last[0] if last and last[0] in self.tokenizer.stop_token_ids and not self.tokenizer.decode(last) else None
 
-    def _choice(self, sample: Sample, request: AnswerRequest, mark: str) -> Choice:
-        """An answer with a call that cannot be read is text as a whole, for its client to judge. `mark` begins the thought that
-        the prompt ends in."""
-        text, calls = _stopped(sample.text, sample, request), ()
+    def _choice(self, sample: Sample, prepared: Prepared) -> Choice:
+        """An answer with a call that cannot be read is text as a whole, for its client to judge."""
+        request, mark, begun = prepared.request, prepared.mark, prepared.prompt.begun
+        text, calls = f"{begun}{_stopped(sample.text, sample, request)}", tuple[ToolCall, ...]()
         if request.prompt is not None:
             return Choice(sample=sample, content=text, begins_in_thought=bool(mark))
         if request.tools and self.parse is not None:
             tokens = sample.tokens.tolist()
             ended = bool(tokens) and tokens[-1] in self.tokenizer.stop_token_ids
             shown = self.tokenizer.show(tokens[:-1] if ended else tokens)  # some forms have special tokens in them
-            content, found = self.parse(f"{mark}{_stopped(shown, sample, request)}", request.tools)
+            content, found = self.parse(f"{mark}{begun}{_stopped(shown, sample, request)}", request.tools)
             if found and all(call.error is None for call in found):
                 text, calls = content.removeprefix(mark), tuple(found)
         parts = split_thought(text, is_thinking=bool(mark))
