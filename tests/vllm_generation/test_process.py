@@ -353,7 +353,7 @@ class FakeHost:
         if not self.holds:
             self.end(number)
 
-    def cut(self, numbers):
+    def cut(self, numbers, sample=None):
         self.calls.append(("cut", len(numbers)))
         for number in numbers:
             self.end(number)

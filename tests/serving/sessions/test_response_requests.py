@@ -126,7 +126,7 @@ def test_what_is_not_done_is_refused_by_name(body: dict[str, Any], said: str) ->
     ],
 )
 def test_fields_without_effect_or_value_are_taken(item: dict[str, Any]) -> None:
-    assert read(input=[item]).messages
+    assert read(input=[CALL, item]).messages
 
 
 def test_all_that_is_wrong_is_said_together() -> None:

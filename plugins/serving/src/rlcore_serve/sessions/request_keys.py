@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-Api = Literal["chat", "completions", "responses"]
+Api = Literal["chat", "completions", "responses", "messages"]
 
 
 @frozen(kw_only=True)
@@ -23,6 +23,11 @@ class Key:
     """Returns whether the server reads another value."""
     note: str = ""
     """Note for the log on a value that is ignored."""
+
+
+def _has_format(config: Any) -> bool:
+    """Return whether an `output_config` asks for a format of the text, or is no object."""
+    return not isinstance(config, dict) or config.get("format") is not None
 
 
 def _is_text(value: Any) -> bool:
@@ -152,6 +157,34 @@ KEYS: Mapping[Api, Mapping[str, Key]] = {
             passed_over=lambda value: value == "auto",
             note="a conversation that is too long is refused, and never cut",
         ),
+    },
+    "messages": {
+        "cache_control": _NO_EFFECT,
+        "chat_template_kwargs": _READ,
+        "container": Key(only=(), why="since this server runs no code"),
+        "context_management": Key(only=(), why="but the whole conversation: a conversation that is too long is refused"),
+        "diagnostics": _NO_EFFECT,
+        "inference_geo": _NO_EFFECT,
+        "max_tokens": _READ,
+        "mcp_servers": Key(only=([],), why="since this server calls no tools: run them in the client"),
+        "messages": _READ,
+        "metadata": _NO_EFFECT,
+        "model": _READ,
+        "output_config": Key(only=(), why="but an object", passed_over=lambda value: not _has_format(value), note=_HINT.note),
+        "record": _READ,
+        "service_tier": _NO_EFFECT,
+        "speed": _NO_EFFECT,
+        "stop_sequences": _READ,
+        "stream": _READ,
+        "system": _READ,
+        "temperature": _READ,
+        "thinking": Key(only=(), why="but an object", passed_over=lambda value: isinstance(value, dict), note=_HINT.note),
+        "tool_choice": _READ,
+        "tools": _READ,
+        "top_k": _READ,
+        "top_p": _READ,
+        "user_profile_id": _NO_EFFECT,
+        "workspace_id": _NO_EFFECT,
     },
 }
 """Every key of each API's requests. Any other key is refused as unknown."""

@@ -140,6 +140,10 @@ class ServedModel:
         ]
         return Prepared(request=request, prompt=prompt, tokens=tokens, wanted=wanted, mark=mark)
 
+    def count_tokens(self, session: Session, request: AnswerRequest) -> int:
+        """Count the tokens of a chat's prompt. RequestError where it cannot be read."""
+        return len(self._chat_prompt(session, request).tokens())
+
     async def sample(self, session: Session, prepared: Prepared, live: LiveTokens | None = None) -> list[Sample]:
         """Return `n` samples, whose tokens `live` gets as they come. RequestError where there are none."""
         request, wanted = prepared.request, prepared.wanted
