@@ -389,6 +389,24 @@ def test_a_forced_call_begins_the_answer_outside_the_loss(sessions: Sessions, ch
     assert f"{FORCED}{said}" in ChatMl().show(segment.tokens.tolist())
 
 
+def test_tools_are_in_the_text_where_the_template_reads_none(sessions: Sessions) -> None:
+    told: list[str] = []
+    said = f'<tool_call>{{"name": "add", "arguments": {{"a": 1}}}}</tool_call>{END}'
+    script = Script(said, f"it is 1{END}")
+    model, session = served(script, shows_tools=False, note=told.append), sessions.open()
+    (answer,) = chat(model, session, user("1+0?"), tools=TOOLS).choices
+    called = assistant_message(answer)
+    chat(model, session, user("1+0?"), called, {"role": "tool", "content": "1", "tool_call_id": ""}, tools=TOOLS)
+    first, second = (ChatMl().show(request.prompt.tolist()) for request in script.requests)
+    assert "You may call tools." in first
+    assert "tools: [" not in first  # as the template would show them
+    assert second.startswith(f"{first}{said}")
+    assert f"{START}user\n<tool_response>\n1\n</tool_response>" in second
+    assert len(told) == 1
+    (segment,) = sessions.finish(session)
+    assert learnt(segment) == f"{said}it is 1{END}"
+
+
 def test_a_call_is_not_forced_in_a_form_that_cannot_be_begun(sessions: Sessions) -> None:
     with pytest.raises(RequestError) as refused:
         chat(served(Script(), tool_form="openai"), sessions.open(), user("1+0?"), tools=TOOLS, tool_choice="required")

@@ -22,6 +22,7 @@ from rlcore_rollout.step_plans import StepPlans
 from rlcore_serve.agents.groups import AgentEpisode, AgentGroup, AgentGroups
 from rlcore_serve.sessions.interface import Segment, SessionContext, SessionServer, session_server
 from rlcore_serve.sessions.sampler import SessionSampler
+from rlcore_serve.sessions.tools import SessionTools
 
 MODEL_NAME = "policy"
 """The model's name for agents."""
@@ -47,6 +48,7 @@ class AgentSampler(StepSampler[AgentGroup]):
         """See StepSampler."""
         streams = self.generator.has(spi.capabilities.TOKEN_STREAMING)
         sampler = SessionSampler(self.tokenizer.decode, sampling_mask=self.sampling_mask, streams_tokens=streams)
+        tools = SessionTools.of(self.tool_parser, self.tokenizer.chat_template)
         context = SessionContext(
             model_name=MODEL_NAME,
             tokenizer=self.tokenizer,
@@ -57,8 +59,9 @@ class AgentSampler(StepSampler[AgentGroup]):
             capabilities=frozenset(name for name in _SAMPLING if self.generator.has(name)),
             vocab_size=self.episodes.vocab_size,
             history=self.history,
-            parse_tool_calls=None if self.tool_parser is None else self.tool_parser.parse,
-            tool_form="" if self.tool_parser is None else self.tool_parser.name,
+            parse_tool_calls=tools.parse,
+            tool_form=tools.form,
+            shows_tools=tools.is_in_template,
             note=self.progress.note,
         )
         return AgentGroups(

@@ -50,6 +50,7 @@ class EpisodeServer:
             history=context.history,
             parse=context.parse_tool_calls,
             tool_form=context.tool_form,
+            shows_tools=context.shows_tools,
             note=context.note,
         )
         self._sessions = Sessions()

@@ -84,6 +84,8 @@ class SessionContext:
     """Reads the calls of tools; None where their form is not known, and tools are refused."""
     tool_form: str = ""
     """The name of the form that `parse_tool_calls` reads."""
+    shows_tools: bool = True
+    """False where the chat template reads no tools, so that the conversation's text describes them."""
     note: Callable[[str], None]
     """Tells the user something, from any thread."""
 

@@ -22,6 +22,7 @@ from rlcore_serve.sessions.session import Session
 from rlcore_text.chats.conversation import Conversation, RewritingTemplateError
 from rlcore_text.chats.long_texts import shortened
 from rlcore_text.chats.messages import THOUGHTS, read_message
+from rlcore_text.chats.plain_tools import as_text, with_tools
 from rlcore_text.chats.tool_calls import FORMS, call_opening
 
 History = Literal["refuse", "segment"]
@@ -103,6 +104,8 @@ class ServedModel:
     """Reads the calls of tools; None where their form is not known, and tools are refused."""
     tool_form: str = ""
     """The name of the form that `parse` reads."""
+    shows_tools: bool = True
+    """False where the chat template reads no tools, so that the conversation's text describes them."""
 
     note: Callable[[str], None] = lambda text: None  # noqa: ARG005
     """Logs a note on a key that has no effect. Called from any thread."""
@@ -115,6 +118,9 @@ class ServedModel:
         for name in sorted(request.notes.keys() - self._noted):
             self._noted.add(name)
             self.note(f"a request's {request.notes[name]}")
+        if request.tools and not self.shows_tools and "tools" not in self._noted:
+            self._noted.add("tools")
+            self.note("a request's tools are described in its first message, since the chat template reads none")
         sampling = self._sampling(session, request)
         if request.tools and self.parse is None:
             expected = f"none, as the chat template asks for calls in none of the forms {', '.join(FORMS)}"
@@ -266,7 +272,9 @@ class ServedModel:
             if not after:
                 raise RequestError(400, "messages: found an answer of this session at the end; expected a message behind it")
             assert parent.conversation is not None, "a chat's keys are those of chats"
-            conversation, behind = parent.conversation.with_text(parent.sample.text).answered(after, tokenizer)
+            conversation, behind = parent.conversation.with_text(parent.sample.text).answered(
+                after if self.shows_tools or not request.tools else as_text(after), tokenizer
+            )
         except RewritingTemplateError as error:
             if self.history == "segment":
                 return self._anew(request, tokenizer)
@@ -281,7 +289,10 @@ class ServedModel:
 
     def _anew(self, request: AnswerRequest, tokenizer: ChatTokenizer) -> _Prompt:
         try:
-            conversation = Conversation.begin(request.messages, tokenizer, request.tools)
+            if request.tools and not self.shows_tools:
+                conversation = Conversation.begin(with_tools(request.messages, request.tools), tokenizer)
+            else:
+                conversation = Conversation.begin(request.messages, tokenizer, request.tools)
         except DataError as error:
             raise RequestError(400, str(error)) from error
         read = np.asarray(self._encoded(self.tokenizer.encode, conversation.opened), np.int32)
