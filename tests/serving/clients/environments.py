@@ -43,8 +43,10 @@ def run_program(python: Path, source: str, **variables: str) -> str:
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     quiet = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
     with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "program.py"  # smolagents reads the source of its tools
+        program.write_text(source)
         done = subprocess.run(
-            [python, "-c", source],
+            [python, program],
             env=kept | quiet | variables,
             cwd=folder,
             capture_output=True,

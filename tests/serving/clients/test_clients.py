@@ -146,7 +146,9 @@ CLIENTS = {
     "openai-agents": Client(requirement="openai-agents", program=OPENAI_AGENTS.replace("{api}", "ChatCompletions")),
     "openai-agents-responses": Client(requirement="openai-agents", program=OPENAI_AGENTS.replace("{api}", "Responses")),
     "pydantic-ai": Client(requirement="pydantic-ai-slim[openai]", program=PYDANTIC_AI),
-    "smolagents": Client(requirement="smolagents[openai]", program=SMOLAGENTS, said=FORCED),
+    "smolagents": Client(
+        requirement="smolagents[openai]", program=SMOLAGENTS, said=FORCED, num_segments=2
+    ),  # it rewrites its calls as text
     "langchain-openai": Client(requirement="langchain-openai", program=LANGCHAIN),
 }
 

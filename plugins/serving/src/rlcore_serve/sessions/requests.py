@@ -183,7 +183,7 @@ def _wrong_messages(values: Mapping[str, Any]) -> Iterator[str]:
         except DataError as error:
             yield f"messages[{number}]: found one {error}"
     yield from _lone_results(messages)
-    choice = values.get("tool_choice")
+    choice: Any = values.get("tool_choice")
     if names_function(choice):
         name, known = choice.get("function", choice).get("name"), map(tool_name, tools if isinstance(tools, list) else ())
         if not isinstance(name, str) or name not in known:
