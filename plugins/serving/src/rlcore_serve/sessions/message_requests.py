@@ -4,13 +4,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from attrs import evolve
-
 from rlcore.spi import SamplingParams
 from rlcore_serve.sessions.bounds import require_bounded
-from rlcore_serve.sessions.errors import RequestError, bad_request
+from rlcore_serve.sessions.errors import RequestError
 from rlcore_serve.sessions.request_keys import looked_up, shown
-from rlcore_serve.sessions.requests import AnswerRequest, read_request
+from rlcore_serve.sessions.requests import AnswerRequest, read_as_chat
 
 _SAME = ("model", "messages", "max_tokens", "temperature", "top_k", "top_p", "stream", "chat_template_kwargs", "record")
 """Keys that a chat reads in the same way; `messages` after they are put into its form."""
@@ -45,13 +43,7 @@ def read_message_request(body: object, default: SamplingParams) -> AnswerRequest
     if not problems:
         chat |= {"tools": [_chat_tool(tool) for tool in tools], "tool_choice": _chat_choice(values.get("tool_choice"))}
         chat["stop"] = stops
-    try:
-        request = read_request(chat, default, is_chat=True)
-    except RequestError as error:
-        problems += str(error).splitlines()
-    if problems:
-        raise bad_request(problems)
-    return evolve(request, notes=notes)
+    return read_as_chat(chat, default, problems, notes)
 
 
 def _system(system: Any, messages: list[dict[str, Any]]) -> Iterator[str]:

@@ -106,6 +106,21 @@ def read_request(body: object, default: SamplingParams, *, is_chat: bool) -> Ans
     )
 
 
+def read_as_chat(
+    chat: Mapping[str, Any], default: SamplingParams, problems: Sequence[str], notes: Mapping[str, str]
+) -> AnswerRequest:
+    """Return the request that another API's is, put into the form of a chat, with the notes on its own keys. RequestError with
+    status 400, and all that is wrong, its own problems first."""
+    found = list(problems)
+    try:
+        request = read_request(chat, default, is_chat=True)
+    except RequestError as error:
+        found += str(error).splitlines()
+    if found:
+        raise bad_request(found)
+    return evolve(request, notes=notes)
+
+
 def _forced(choice: Any) -> str | None:
     """Return AnswerRequest.forced of a `tool_choice` in the form of a chat or of the Responses API."""
     if names_function(choice):

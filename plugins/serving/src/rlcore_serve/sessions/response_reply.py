@@ -88,7 +88,13 @@ class ResponseReply:
 
     def _begin(self) -> Iterator[dict[str, Any]]:
         if not self._num_events:
-            begun = {"status": "in_progress", "incomplete_details": None, "error": None, "output": [], "usage": None}
+            begun: dict[str, Any] = {
+                "status": "in_progress",
+                "incomplete_details": None,
+                "error": None,
+                "output": [],
+                "usage": None,
+            }
             response = {**self._head, **begun, **self._asked()}
             yield from ({"type": f"response.{name}", "response": response} for name in ("created", "in_progress"))
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from attrs import define, evolve, field
+from attrs import define, field
 
 from rlcore.spi import SamplingParams
 from rlcore_serve.sessions.bounds import require_bounded
-from rlcore_serve.sessions.errors import RequestError, bad_request
+from rlcore_serve.sessions.errors import RequestError
 from rlcore_serve.sessions.request_keys import IN_CHAT, INCLUDED, looked_up, shown
-from rlcore_serve.sessions.requests import AnswerRequest, read_request
+from rlcore_serve.sessions.requests import AnswerRequest, read_as_chat
 from rlcore_serve.sessions.response_reply import FIRST_CALL
 from rlcore_text.chats.messages import has_value
 
@@ -49,13 +49,7 @@ def read_response_request(body: object, default: SamplingParams) -> AnswerReques
     problems += _wrong_tools(tools)
     if not problems:
         chat |= {"tools": [_chat_tool(tool) for tool in tools], "tool_choice": values.get("tool_choice")}
-    try:
-        request = read_request(chat, default, is_chat=True)
-    except RequestError as error:
-        problems += str(error).splitlines()
-    if problems:
-        raise bad_request(problems)
-    return evolve(request, notes=notes)
+    return read_as_chat(chat, default, problems, notes)
 
 
 @define

@@ -43,7 +43,7 @@ class Choice:
     begins_in_thought: bool = False
     """True where the prompt of a completion ends in the mark that begins a thought."""
     top_logprobs: Sequence[Mapping[int, float]] = ()
-    """Of each token the most probable ones' log-probabilities, where the request asks for them."""
+    """The most probable tokens' log-probabilities at each token, where the request asks for them."""
 
 
 @frozen(kw_only=True, eq=False)

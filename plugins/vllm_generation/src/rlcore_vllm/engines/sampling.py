@@ -54,7 +54,7 @@ class SampledTokens:
     """Earlier tokens of the sample."""
     tokens: Sequence[int]
     logprobs: Sequence[Mapping[int, float]] = ()
-    """Of each token: log-probabilities by token; empty where the reader wants none."""
+    """Log-probabilities by token, at each of the tokens; empty where the reader wants none."""
 
 
 OnTokens: TypeAlias = Callable[[SampledTokens], None]
