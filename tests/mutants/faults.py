@@ -1459,8 +1459,8 @@ FAULTS = (
     Fault(
         "a rank of the reference dies unnoticed",
         "rlcore_ray.pool",
-        "generator = PoolGenerator(calls=calls, capabilities=arguments.generator.capabilities, engines=engines, beside=others)",
-        "generator = PoolGenerator(calls=calls, capabilities=arguments.generator.capabilities, engines=engines)",
+        "generator = PoolGenerator(calls=calls, capabilities=able, engines=engines, beside=others)",
+        "generator = PoolGenerator(calls=calls, capabilities=able, engines=engines)",
         "tests/ray_execution/test_pool_failures.py::test_a_rank_of_the_reference_that_dies_ends_the_stream",
     ),
     Fault(

@@ -51,7 +51,7 @@ class Engine:
 
     restart = start
 
-    def generate(self, samples, deliver):
+    def generate(self, samples, deliver, on_tokens=None):
         call = Future()
         if self.dies or self.dies_of_samples:
             self.dies = True

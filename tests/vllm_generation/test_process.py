@@ -353,7 +353,7 @@ class FakeHost:
         if not self.holds:
             self.end(number)
 
-    def cut(self, numbers):
+    def cut(self, numbers, sample=None):
         self.calls.append(("cut", len(numbers)))
         for number in numbers:
             self.end(number)
@@ -449,7 +449,7 @@ def test_calls_share_a_thread_that_ends_with_the_last_of_them(make_fake):
 
 
 def test_calls_that_cannot_be_cut_end_with_the_reason(make_fake):
-    def fail(numbers):
+    def fail(numbers, sample):
         raise WorkerError(f"planted in the cut of {len(numbers)}")
 
     host = FakeHost(holds=True)

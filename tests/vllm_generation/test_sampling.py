@@ -35,6 +35,6 @@ def test_only_a_stop_is_a_finished_answer(reason, num_tokens, expected):
 
 def test_low_temperatures_are_taken_as_they_are():
     """vLLM itself would raise them to 0.01."""
-    params = engine_sampling(SamplingParams(temperature=0.002), 3, 5, logprobs=True)
+    params = engine_sampling(SamplingParams(temperature=0.002), 3, 5, logprobs=0)
     assert (params.temperature, params.seed, params.max_tokens, params.ignore_eos, params.logprobs) == (0.002, 3, 5, True, 0)
-    assert engine_sampling(SamplingParams(), 3, 5, logprobs=False).logprobs is None
+    assert engine_sampling(SamplingParams(), 3, 5, logprobs=None).logprobs is None

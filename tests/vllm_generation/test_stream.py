@@ -19,12 +19,12 @@ class HeldReplica:
     def __init__(self):
         self.calls = []
 
-    def generate(self, samples, deliver):
+    def generate(self, samples, deliver, on_tokens=None):
         done = Future()
         self.calls.append((samples, deliver, done))
         return done
 
-    def cut(self, calls):
+    def cut(self, calls, number=None):
         for samples, deliver, done in self.calls:
             if done in calls:
                 deliver(finished(samples.numbers.tolist(), FinishReason.ABORTED))

@@ -108,6 +108,7 @@ def served(script: Script, **options: Any) -> ServedModel:
         "max_sequence_length": 2000,
         "sampling": SamplingParams(stop_token_ids=(END_ID,)),
         "parse": ToolParser("hermes", hermes).parse,
+        "tool_form": "hermes",
         "capabilities": frozenset({capabilities.STOP_STRINGS, capabilities.TOP_P, capabilities.TOP_K}),
     }
     return ServedModel(**defaults | options)

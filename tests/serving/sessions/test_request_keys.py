@@ -144,7 +144,6 @@ TOLD = each(
     {
         TALKS: {
             "parallel_tool_calls": [False],
-            "tool_choice": ["required", WEATHER, {"type": "function", "name": "f"}, {"type": "allowed_tools", "tools": []}],
         },
         ("chat",): {"reasoning_effort": ["low", "none"], "verbosity": ["high"]},
         ("responses",): {
@@ -180,8 +179,11 @@ REFUSED = each(
         TALKS: {
             "moderation": [{"model": "m"}],
             "parallel_tool_calls": [0, "no"],
-            "tool_choice": ["sometimes", 3, {"type": "file_search"}, {}],
-            "top_logprobs": [2, False],
+            "tool_choice": [
+                *("sometimes", 3, {"type": "file_search"}, {}, {"type": "allowed_tools", "tools": []}),
+                *("required", WEATHER, {"type": "function", "name": "g"}),  # of no tools
+            ],
+            "top_logprobs": [False, 21],
         },
         SAMPLED: {
             "echo": [True],

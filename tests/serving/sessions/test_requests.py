@@ -124,7 +124,7 @@ def test_prompts_that_are_none_are_refused(prompt: Any) -> None:
 
 def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(RequestError) as caught:
-        completion(n=0, echo=True, best_of=2, logprobs=5)
+        completion(n=0, echo=True, best_of=2, logprobs=21)
     assert [part.partition(":")[0] for part in str(caught.value).splitlines()] == ["echo", "best_of", "n", "logprobs"]
 
 

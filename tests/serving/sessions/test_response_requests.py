@@ -96,7 +96,8 @@ def test_tools_are_those_of_a_chat() -> None:
         ({"input": [{"role": "user"}]}, "input[0]: found the content null"),
         ({"input": [{"content": "a"}]}, "input[0]: found the role null"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0]: found the content"),
-        ({"input": [{"type": "reasoning", "summary": [{"text": "a"}]}]}, "input[0]: found reasoning with summary"),
+        ({"input": [{"type": "reasoning", "summary": ["a"]}]}, "input[0]: found"),
+        ({"input": [{"type": "reasoning", "encrypted_content": "a"}]}, "input[0]: found reasoning with encrypted_content"),
         ({"input": [{"type": "web_search_call"}]}, "input[0]: found"),
         ({"input": [{"type": ["a"]}]}, "input[0]: found"),
         ({"input": [CALL | {"arguments": {}}]}, "input[0]: found"),
@@ -125,7 +126,7 @@ def test_what_is_not_done_is_refused_by_name(body: dict[str, Any], said: str) ->
     ],
 )
 def test_fields_without_effect_or_value_are_taken(item: dict[str, Any]) -> None:
-    assert read(input=[item]).messages
+    assert read(input=[CALL, item]).messages
 
 
 def test_all_that_is_wrong_is_said_together() -> None:

@@ -10,7 +10,7 @@ from rlcore.spi import FinishReason, SamplingParams
 from rlcore_serve.sessions.errors import RequestError
 from rlcore_serve.sessions.interface import Segment
 from rlcore_serve.sessions.requests import AnswerRequest, read_request
-from rlcore_serve.sessions.served_model import Answered, ServedModel
+from rlcore_serve.sessions.served_model import Answered, ServedModel, assistant_message
 from rlcore_serve.sessions.session import Session, Sessions
 
 from .chat_model import DEFAULT_SYSTEM, END, END_ID, START, ChatMl, Script, assistant, served, user
@@ -148,14 +148,27 @@ def test_several_answers_are_as_many_segments(sessions: Sessions) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "content", "calls"),
-    [("Hm. {call}", "Hm. {call}", 0), ("Hm.</think>{call}", "Hm.</think>", 1), ("{call}</think>No.", "{call}</think>No.", 0)],
+    ("said", "reasoning", "content", "calls"),
+    [("Hm. {call}", "Hm. {call}", "", 0), ("Hm.</think>{call}", "Hm.", "", 1), ("{call}</think>No.", "{call}", "No.", 0)],
 )
-def test_a_call_in_a_thought_that_the_prompt_begins_is_none(sessions: Sessions, said: str, content: str, calls: int) -> None:
+def test_a_call_in_a_thought_that_the_prompt_begins_is_none(
+    sessions: Sessions, said: str, reasoning: str, content: str, calls: int
+) -> None:
     call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
     model = served(Script(said.format(call=call)), tokenizer=ChatMl(opens="<think>\n"))
     (choice,) = chat(model, sessions.open(), user("1+2?"), tools=TOOLS).choices
-    assert (choice.content, len(choice.tool_calls), choice.begins_in_thought) == (content.format(call=call), calls, True)
+    assert (choice.reasoning, choice.content, len(choice.tool_calls)) == (reasoning.format(call=call), content, calls)
+
+
+def test_a_thought_is_a_field_of_its_own_and_may_be_left_out_of_the_history(sessions: Sessions) -> None:
+    script = Script(f"<think>\nHm.\n</think>\n\nThree.{END}", f"Four.{END}", f"Five.{END}")
+    model, session, said = served(script), sessions.open(), {"role": "assistant", "content": "Three."}
+    (choice,) = chat(model, session, user("1+2?")).choices
+    assert (choice.reasoning, choice.content) == ("Hm.", "Three.")
+    chat(model, session, user("1+2?"), said, user("2+2?"))
+    chat(model, session, user("1+2?"), {**said, "reasoning_content": "Hm."}, user("2+3?"))
+    texts = [ChatMl().show(request.prompt.tolist()) for request in script.requests[1:]]
+    assert all("<think>\nHm.\n</think>\n\nThree." in text for text in texts)  # as it was sampled
 
 
 def test_tool_calls_are_read_and_the_chat_goes_on_behind_them(sessions: Sessions) -> None:
@@ -374,7 +387,50 @@ def test_an_answer_for_a_session_that_ended_meanwhile_is_not_recorded(sessions: 
 def test_what_has_no_effect_is_told_once(sessions: Sessions) -> None:
     told: list[str] = []
     model, session = served(Script(f"a{END}", f"b{END}", f"c{END}"), note=told.append), sessions.open()
-    for choice in ("required", {"type": "function", "function": {"name": "add"}}, "auto"):
-        chat(model, session, user("one?"), tools=TOOLS, tool_choice=choice)
+    for value in (False, False, True):
+        chat(model, session, user("one?"), tools=TOOLS, parallel_tool_calls=value)
     (note,) = told
-    assert note.startswith('a request\'s tool_choice = "required" has no effect: ')
+    assert note.startswith("a request's parallel_tool_calls = false has no effect: ")
+
+
+FORCED = '<tool_call>\n{"name": "add", "arguments":'
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+@pytest.mark.parametrize("opens", ["", "<think>\n"])
+def test_a_forced_call_begins_the_answer_outside_the_loss(sessions: Sessions, choice: Any, opens: str) -> None:
+    said = f' {{"a": 1}}}}\n</tool_call>{END}'
+    script = Script(said, f"it is 1{END}")
+    model, session = served(script, tokenizer=ChatMl(opens=opens)), sessions.open()
+    (answer,) = chat(model, session, user("1+0?"), tools=TOOLS, tool_choice=choice).choices
+    assert (answer.content, answer.reasoning, answer.tool_calls[0].arguments) == ("", "", {"a": 1})
+    assert ChatMl().show(script.requests[0].prompt.tolist()).endswith(FORCED)
+    called = assistant_message(answer)
+    chat(model, session, user("1+0?"), called, {"role": "tool", "content": "1", "tool_call_id": ""}, tools=TOOLS)
+    (segment,) = sessions.finish(session)
+    assert learnt(segment) == f"{said}it is 1{END}"
+    assert f"{FORCED}{said}" in ChatMl().show(segment.tokens.tolist())
+
+
+def test_tools_are_in_the_text_where_the_template_reads_none(sessions: Sessions) -> None:
+    told: list[str] = []
+    said = f'<tool_call>{{"name": "add", "arguments": {{"a": 1}}}}</tool_call>{END}'
+    script = Script(said, f"it is 1{END}")
+    model, session = served(script, shows_tools=False, note=told.append), sessions.open()
+    (answer,) = chat(model, session, user("1+0?"), tools=TOOLS).choices
+    called = assistant_message(answer)
+    chat(model, session, user("1+0?"), called, {"role": "tool", "content": "1", "tool_call_id": ""}, tools=TOOLS)
+    first, second = (ChatMl().show(request.prompt.tolist()) for request in script.requests)
+    assert "You may call tools." in first
+    assert "tools: [" not in first  # as the template would show them
+    assert second.startswith(f"{first}{said}")
+    assert f"{START}user\n<tool_response>\n1\n</tool_response>" in second
+    assert len(told) == 1
+    (segment,) = sessions.finish(session)
+    assert learnt(segment) == f"{said}it is 1{END}"
+
+
+def test_a_call_is_not_forced_in_a_form_that_cannot_be_begun(sessions: Sessions) -> None:
+    with pytest.raises(RequestError) as refused:
+        chat(served(Script(), tool_form="openai"), sessions.open(), user("1+0?"), tools=TOOLS, tool_choice="required")
+    assert str(refused.value).startswith("tool_choice: found one that forces a call")

@@ -106,12 +106,13 @@ def test_streams_say_the_same_as_whole_answers(endpoint: Endpoint) -> None:
     options: dict[str, Any] = {"model": "policy", "stream": True, "stream_options": {"include_usage": True}}
     chunks = list(client.chat.completions.create(messages=ONE, n=2, **options))
     said = [(chunk.choices[0].index, chunk.choices[0].delta.content) for chunk in chunks[:-1]]
-    assert said == [(0, "a"), (0, None), (1, "b"), (1, None)]
-    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None, "stop", None, "stop"]
+    assert said == [(0, ""), (0, "a"), (0, None), (1, ""), (1, "b"), (1, None)]
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None, None, "stop", None, None, "stop"]
     assert chunks[-1].usage.completion_tokens == 4
     calls = list(client.chat.completions.create(messages=ONE, tools=TOOLS, **options))
-    assert calls[0].choices[0].delta.tool_calls[0].function.name == "add"
-    assert calls[1].choices[0].finish_reason == "tool_calls"
+    assert calls[1].choices[0].delta.tool_calls[0].function.name == "add"
+    assert json.loads(calls[2].choices[0].delta.tool_calls[0].function.arguments) == {"a": 1}
+    assert calls[3].choices[0].finish_reason == "tool_calls"
     texts = list(client.completions.create(prompt="x", **options))
     assert [chunk.choices[0].text for chunk in texts[:-1]] == ["c", ""]
     assert endpoint.recorded() == [f"a{END}", f"b{END}", f"{CALL}{END}", "c"]

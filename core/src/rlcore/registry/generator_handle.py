@@ -223,6 +223,7 @@ class GeneratorHandle(BackendHandle):
             capabilities.TOP_P: request.sampling.top_p < 1,
             capabilities.STOP_STRINGS: bool(request.sampling.stop_strings),
             capabilities.STREAMING: request.on_finished is not None,
+            capabilities.TOKEN_STREAMING: request.readers is not None,
             capabilities.ROUTED_EXPERTS: request.routed_experts,
             capabilities.SAMPLING_MASK: request.sampling_mask,
             capabilities.IMAGES: request.images is not None,

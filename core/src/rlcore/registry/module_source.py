@@ -135,7 +135,9 @@ def _constants(tree: ast.Module) -> dict[str, str]:
 def _always_run(body: list[ast.stmt]) -> Iterator[ast.AST]:
     """Yield the nodes of a function that run in every call, up to the first branch that may return or raise."""
     for statement in body:
-        if isinstance(statement, _MAYBE) or (isinstance(statement, ast.With) and _suppresses(statement)):
+        if isinstance(statement, _MAYBE) or (
+            isinstance(statement, ast.With) and any("suppress" in ast.unparse(item) for item in statement.items)
+        ):
             if any(isinstance(node, ast.Return | ast.Raise) for node in ast.walk(statement)):
                 return
             continue
@@ -148,7 +150,3 @@ def _always_run(body: list[ast.stmt]) -> Iterator[ast.AST]:
             waiting += ast.iter_child_nodes(node)
         if isinstance(statement, ast.Return | ast.Raise):
             return
-
-
-def _suppresses(block: ast.With) -> bool:
-    return any("suppress" in ast.unparse(item) for item in block.items)

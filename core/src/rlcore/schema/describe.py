@@ -72,15 +72,11 @@ def expectation(tp: object) -> str:
         return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
     if is_array(tp):
         item = item_type(tp)
-        return "an array" if item is object else f"an array of {_plural(item)}"
+        items = conditioned(PLURALS.get(plain(item), expectation(plain(item))), constraints(item))
+        return "an array" if item is object else f"an array of {items}"
     if is_table(tp):
         return "a table"
     return SCALARS.get(tp, "a value" if tp in (object, Any) else getattr(tp, "__name__", str(tp)))
-
-
-def _plural(tp: object) -> str:
-    """Return the words for an array's items: "numbers", "integers of at least 0"."""
-    return conditioned(PLURALS.get(plain(tp), expectation(plain(tp))), constraints(tp))
 
 
 def conditioned(words: str, conditions: Sequence[Constraint]) -> str:

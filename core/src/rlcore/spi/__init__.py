@@ -44,7 +44,7 @@ NAMES = {
     ),
     "generator": (
         "DraftCounts FinishReason GenerateRequest GenerateResult GeneratorSpec RefitRequest RefitResult RoutedExperts "
-        "SampleFeed SamplingParams StreamRequest StreamResult"
+        "SampleFeed SamplingParams StreamRequest StreamResult TokenReader"
     ),
     "lifecycle": (
         "CloseRequest LoadStateRequest LoadStateResult SaveStateRequest SaveStateResult SetResidencyRequest SetResidencyResult "

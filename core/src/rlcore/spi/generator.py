@@ -1,6 +1,7 @@
 """The generator's hooks and their records."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from enum import IntEnum
 from typing import ClassVar, Protocol
 
@@ -52,6 +53,19 @@ class SamplingParams:
 
 
 @frozen(kw_only=True, eq=False)
+class TokenReader:
+    """Reads one sample's tokens as the generator samples them, and may end the sample."""
+
+    on_tokens: Callable[[int, Sequence[int], Sequence[Mapping[int, float]]], None] | None = None
+    """Called from any thread, in order, with the number of earlier tokens, the new ones, and of each the log-probabilities, by
+    token, of itself and of the most probable ones; an empty list without `num_logprobs`. It is quick and never raises."""
+    num_logprobs: int | None = None
+    """Most probable tokens to report beside each sampled one; None for no log-probabilities."""
+    cancelled: Future[None] = field(factory=Future)
+    """Done once nobody needs the sample: it ends soon, as ABORTED."""
+
+
+@frozen(kw_only=True, eq=False)
 class GenerateRequest:
     """S = P · num_samples samples; sample s of prompt p is number p · num_samples + s."""
 
@@ -83,6 +97,8 @@ class GenerateRequest:
     """The images that each of the P prompts reads; None where there are none. Needs the capability `images`."""
     adapter: str = ""
     """The adapter that samples, of those that refits have brought; `weight_version` is its version."""
+    readers: Sequence[TokenReader | None] | None = None
+    """[S]: the reader of each sample, if it has one. Needs the capability `token_streaming`."""
 
     def __attrs_post_init__(self) -> None:
         num_samples = self.prompts.num_sequences * self.num_samples
@@ -94,6 +110,8 @@ class GenerateRequest:
             check_array("conversations", self.conversations, np.int64, num_samples)
         if self.images is not None:
             check_images(self.images, self.prompts.num_sequences)
+        if self.readers is not None and len(self.readers) != num_samples:
+            raise ContractError(f"readers: found {len(self.readers)}; expected one for each of {num_samples} samples")
 
 
 @frozen(kw_only=True, eq=False)

@@ -55,7 +55,7 @@ class Episode:
             self.num_turns += 1
             message = choice["message"]
             self.messages.append(message)
-            said = without_thoughts(message["content"] or "", is_thinking=choice.get("begins_in_thought", False))
+            said = without_thoughts(message["content"] or "")
             await self._answered({**message, "content": said})
         if self.num_turns == 0:
             with fails_as("limit"):

@@ -21,6 +21,7 @@ from rlcore.execution import (
 )
 from rlcore.gpu import Device
 from rlcore.spi import Backends, ContractError, PluginError, RankInfo, StorageError, TrainerLayout, WorkerError
+from rlcore.spi.capabilities import TOKEN_STREAMING
 from rlcore_ray.calls import BESIDE, COLLECT, Calls, Rank
 from rlcore_ray.commands import BuildCommand, Built, GeneratorCommand, Software, TrainedModel, WorkerEnv
 from rlcore_ray.config import RayConfig
@@ -161,7 +162,8 @@ def _backends(
     if arguments.generator is None:
         return Backends(trainer=trainer, generator=None, route=None)
     engines = Engines(calls, _hosts(arguments, cluster))
-    generator = PoolGenerator(calls=calls, capabilities=arguments.generator.capabilities, engines=engines, beside=others)
+    able = arguments.generator.capabilities - {TOKEN_STREAMING}  # readers are in this process, the generators in others
+    generator = PoolGenerator(calls=calls, capabilities=able, engines=engines, beside=others)
     return Backends(trainer=trainer, generator=generator, route=PoolRoute(calls=calls, engines=engines), critic=critic)
 
 

@@ -9,7 +9,18 @@ from typing import Any, TypeAlias
 import numpy as np
 from attrs import define, evolve, field, frozen
 
-from rlcore.spi import EpisodeFailure, FinishReason, Observation, SamplingMask, SamplingParams, StepResult, Tool, ToolCall, Turn
+from rlcore.spi import (
+    EpisodeFailure,
+    FinishReason,
+    Observation,
+    SamplingMask,
+    SamplingParams,
+    StepResult,
+    TokenReader,
+    Tool,
+    ToolCall,
+    Turn,
+)
 from rlcore.spi.arrays import AnyArray, Float32Array, Int16Array, Int32Array
 from rlcore.spi.execution import Responses
 from rlcore.thoughts import MARK_TOKENS
@@ -47,6 +58,8 @@ class CompletionRequest:
     """GenerateRequest.conversations of it."""
     images: tuple[bytes, ...] = ()
     """The prompt's images; the same of all samples that share one."""
+    reader: TokenReader | None = None
+    """GenerateRequest.readers of it."""
 
 
 @define(kw_only=True, eq=False)

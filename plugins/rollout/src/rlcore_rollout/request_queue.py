@@ -144,6 +144,7 @@ class RequestQueue:
         self._taken.append(_Request(self._num_samples, list(flat), len(flat)))
         self._num_samples += len(flat)
         images = tuple(shared[0].images for shared in samples)
+        readers = tuple(wanted.reader for wanted in flat)
         conversations = np.array([wanted.conversation for wanted in flat], np.int64)
         return GenerateRequest(
             prompts=RaggedTokens(tokens=np.concatenate(prompts), offsets=offsets_of([len(prompt) for prompt in prompts])),
@@ -156,6 +157,7 @@ class RequestQueue:
             sampling_mask=flat[0].sampling_mask,
             conversations=conversations if (conversations >= 0).any() else None,
             images=images if any(images) else None,
+            readers=readers if any(readers) else None,
         )
 
     def _owed(self, samples: Int64Array) -> list[tuple[_Request, int, CompletionRequest]]:

@@ -22,6 +22,7 @@ from rlcore_serve.sessions.sampler import SessionSampler
 from rlcore_serve.sessions.served_model import ServedModel
 from rlcore_serve.sessions.server import serving
 from rlcore_serve.sessions.session import Session, Sessions
+from rlcore_serve.sessions.tools import SessionTools
 from rlcore_text.chats.tool_calls import ToolParser
 from rlcore_text.tokenizers.hub_reach import absent_remedy
 from rlcore_text.tokenizers.tokenizer import PretrainedTokenizer, load_tokenizer, model_file
@@ -68,7 +69,7 @@ def serve_generator(
     context = spi.GeneratorContext(model=model, rank_info=rank_info, seed=0, max_sequence_length=limit, channel=None)
     handle = build_generator(entry, context, config)
     with closed_after(handle):
-        sampler = SessionSampler(tokenizer.decode)
+        sampler = SessionSampler(tokenizer.decode, streams_tokens=handle.has(spi.capabilities.TOKEN_STREAMING))
         served = _served(entry, address.name, tokenizer, parser, sampler, limit, note)
         everyone = Session(token=address.api_key or "", record=None)
         with serving(served, Sessions(everyone), host=address.host, port=address.port) as url:
@@ -115,6 +116,7 @@ def _served(
     sampling, notes = sampling_defaults(model_file(tokenizer.model, GENERATION_FILE), able)
     for line in notes:
         note(line)
+    tools = SessionTools.of(parser, tokenizer.chat_template)
     return ServedModel(
         name=name,
         tokenizer=tokenizer,
@@ -123,6 +125,8 @@ def _served(
         sampling=evolve(sampling, stop_token_ids=tokenizer.stop_token_ids),
         capabilities=able,
         vocab_size=tokenizer.vocab_size,
-        parse=None if parser is None else parser.parse,
+        parse=tools.parse,
+        tool_form=tools.form,
+        shows_tools=tools.is_in_template,
         note=note,
     )

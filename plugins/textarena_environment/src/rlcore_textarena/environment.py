@@ -127,7 +127,7 @@ async def _ask(client: Any, model: str, messages: Sequence[Message], *, game: st
             raise RewardError(f"the policy's turn {len(messages) // 2 + 1} in {game} was refused: {error}{remedy}") from error
     choice = reply.choices[0]
     answer = choice.message.content or ""
-    return answer, without_thoughts(answer, is_thinking=getattr(choice, "begins_in_thought", False))
+    return answer, without_thoughts(answer)
 
 
 def _opponents_answer(opponent: Opponent, messages: Sequence[Message], random: Random) -> str:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from attrs import frozen
 
-from rlcore.spi import FinishReason, SamplingParams
+from rlcore.spi import FinishReason, SamplingParams, TokenReader
 from rlcore.spi.arrays import BoolArray, Float32Array, Int64Array
 from rlcore_torchkit.generation import FinishedSample
 from rlcore_transformers.jobs import Job, Routing
@@ -46,6 +46,11 @@ class Place:
     kind: Kind
     text: StopStrings | None
     """Looks for its stop strings; None where there are none."""
+
+    @property
+    def reader(self) -> TokenReader | None:
+        """The reader of the sample's tokens, if it has one."""
+        return self.job.reader_of(self.sample)
 
 
 class BatchSlots:
@@ -82,6 +87,11 @@ class BatchSlots:
     def kinds(self) -> list[tuple[Kind, Int64Array | slice]]:
         """The kinds of sampling there are, with the places of each."""
         return _by_identity([place.kind for place in self._taken])
+
+    @cached_property
+    def readers(self) -> list[tuple[int, TokenReader]]:
+        """The places whose samples have readers."""
+        return [(number, place.reader) for number, place in enumerate(self._taken) if place.reader is not None]
 
     @cached_property
     def routings(self) -> list[tuple[Routing, Int64Array | slice, Int64Array]]:
@@ -146,6 +156,7 @@ class BatchSlots:
         self._taken = taken
         self.__dict__.pop("kinds", None)
         self.__dict__.pop("routings", None)
+        self.__dict__.pop("readers", None)
 
 
 def _by_identity(values: Sequence[Thing]) -> list[tuple[Thing, Int64Array | slice]]:

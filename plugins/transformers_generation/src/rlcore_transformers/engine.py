@@ -7,7 +7,7 @@ Shapes: S samples of a request, B places in use, V vocabulary.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -21,7 +21,7 @@ from rlcore_transformers.batch_slots import BatchSlots, Kind
 from rlcore_transformers.cache import SlotCache
 from rlcore_transformers.decoder import Decoder
 from rlcore_transformers.jobs import Deliver, Job, Prefilled, Routing, hand_out
-from rlcore_transformers.sampling import position_keys, sample_tokens
+from rlcore_transformers.sampling import position_keys, sample_tokens, top_logprobs
 from rlcore_transformers.stopping import StopStrings
 
 Kinds: TypeAlias = Sequence[tuple[Kind, Int64Array | slice]]
@@ -82,6 +82,9 @@ class Generation:
 
     def step(self) -> None:
         """Give free places to the next samples; with none, or nobody who waits, draw one more token in every place."""
+        self._hand_out_ended({place: FinishReason.ABORTED for place, reader in self._slots.readers if reader.cancelled.done()})
+        if self.is_idle:
+            return
         if self._queue and self._slots.num_free:
             self._admit(self._queue[0])
             if not self._queue[0].has_waiting:
@@ -189,18 +192,29 @@ class Generation:
         self._note_kept(kept, first, kinds)
         self._last = torch.cat((self._last, drawn))
         full = self._slots.write(first, tokens, logprobs)
+        self._tell_readers(logits, drawn, first)
         stopped = self._stopped(tokens, first, kinds)
         ended = np.flatnonzero(stopped | full)
-        if len(ended):
-            reasons = np.where(stopped, FinishReason.STOP, FinishReason.LENGTH)[ended].tolist()
-            ended += first
-            finished = [
-                self._slots.finished(place, FinishReason(reason), self._weight_version)
-                for place, reason in zip(ended.tolist(), reasons, strict=True)
-            ]
-            self._num_left -= len(ended)
-            self._keep(np.setdiff1d(np.arange(len(self._slots)), ended, assume_unique=True))
+        reasons = np.where(stopped, FinishReason.STOP, FinishReason.LENGTH)[ended].tolist()
+        self._hand_out_ended({first + row: FinishReason(reason) for row, reason in zip(ended.tolist(), reasons, strict=True)})
+
+    def _hand_out_ended(self, reasons: Mapping[int, FinishReason]) -> None:
+        """Hand out the samples in these places, and free the places."""
+        if reasons:
+            finished = [self._slots.finished(place, reason, self._weight_version) for place, reason in reasons.items()]
+            self._num_left -= len(reasons)
+            self._keep(np.setdiff1d(np.arange(len(self._slots)), list(reasons), assume_unique=True))
             hand_out(finished)
+
+    def _tell_readers(self, logits: Tensor, drawn: Tensor, first: int) -> None:
+        """Give each token drawn, int64 [rows], to the reader of its sample, for the places from `first` on."""
+        for number, reader in self._slots.readers:
+            if number < first or reader.on_tokens is None:
+                continue
+            row, place = number - first, self._slots[number]
+            found = () if reader.num_logprobs is None else (top_logprobs(logits[row], drawn[row], place.kind.sampling, reader),)
+            before = int(self._slots.positions[number] - self._slots.prompt_lengths[number]) - 1
+            reader.on_tokens(before, [int(drawn[row])], found)
 
     def _note_kept(self, kept: Sequence[Tensor | None], first: int, kinds: Kinds) -> None:
         """Note what the tokens of each kind were chosen among, bool [rows, V], for the requests that want to know."""

@@ -7,7 +7,7 @@ import numpy as np
 from attrs import frozen
 from torch import Tensor
 
-from rlcore.spi import FinishReason, GenerateRequest, SamplingMask
+from rlcore.spi import FinishReason, GenerateRequest, SamplingMask, TokenReader
 from rlcore.spi.arrays import Int16Array, Int32Array, Int64Array, offsets_of
 from rlcore_torchkit.generation import FinishedSample
 from rlcore_transformers.attention import PromptAttention
@@ -76,6 +76,10 @@ class Job:
         self.prefilled: Prefilled | None = None
         self.kept: dict[int, list[Int32Array]] | None = {} if request.sampling_mask else None
         """By sample, what its tokens were chosen among so far; None where nobody wants to know."""
+
+    def reader_of(self, sample: int) -> TokenReader | None:
+        """Return the reader of a sample's tokens, if it has one."""
+        return None if self.request.readers is None else self.request.readers[sample]
 
     def note_kept(self, sample: int, tokens: Int32Array) -> None:
         """Note what one more token of a sample was chosen among, if anybody wants to know."""

@@ -11,6 +11,7 @@ PROVIDER = Provider(
     capabilities={
         *capabilities.SAMPLING,
         capabilities.CONTINUOUS,
+        capabilities.TOKEN_STREAMING,
         capabilities.ROUTED_EXPERTS,
         capabilities.SAMPLING_MASK,
         capabilities.OWN_WEIGHTS,

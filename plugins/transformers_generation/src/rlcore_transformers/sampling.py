@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcore.spi import SamplingParams
+from rlcore.spi import SamplingParams, TokenReader
 from rlcore.spi.arrays import Int32Array, Int64Array
 from rlcore_torchkit.generation import splitmix64
 
@@ -38,6 +38,19 @@ def sample_tokens(logits: Tensor, keys: Tensor, sampling: SamplingParams) -> tup
         probabilities = truncate(probabilities, sampling.top_k, sampling.top_p)
     tokens = (probabilities / exponentials(keys, logits.shape[-1])).argmax(-1)
     return tokens, _pick(probabilities, tokens).log(), probabilities > 0 if truncates else None
+
+
+def top_logprobs(logits: Tensor, token: Tensor, sampling: SamplingParams, reader: TokenReader) -> dict[int, float]:
+    """Log-probabilities of a token and of the most probable ones under the distribution sampled from, given logits [V]; at
+    temperature 0, under the untempered one. Tokens that truncation leaves out are not reported."""
+    probabilities = (logits.float() if sampling.temperature in (0.0, 1.0) else logits.float() / sampling.temperature).softmax(
+        -1
+    )
+    if sampling.temperature and (0 < sampling.top_k < len(logits) or sampling.top_p < 1.0):
+        probabilities = truncate(probabilities[None], sampling.top_k, sampling.top_p)[0]
+    count = min(reader.num_logprobs or 0, int((probabilities > 0).sum()))
+    chosen = torch.cat((token[None], probabilities.topk(count).indices))
+    return dict(zip(chosen.tolist(), probabilities[chosen].log().tolist(), strict=True))
 
 
 def truncate(probabilities: Tensor, top_k: int, top_p: float) -> Tensor:

@@ -22,6 +22,7 @@ from rlcore_vllm.refit.transfer import Transfer
 from rlcore_vllm.replicas.background_restart import BackgroundRestart, Restart
 from rlcore_vllm.replicas.device_placement import DevicePlacement
 from rlcore_vllm.replicas.process import ProcessReplica
+from rlcore_vllm.replicas.readers import cut_when_cancelled, hand_to_reader
 from rlcore_vllm.replicas.replica import LocalReplica, Replica
 from rlcore_vllm.replicas.request_dispatch import dispatch
 from rlcore_vllm.replicas.stream import Stream
@@ -75,7 +76,12 @@ class VllmBackend:
             number = self._held.numbers[request.adapter]
             parts = dispatch(request, limits, [0] * len(self._replicas), adapter=number)
             num_starts = list(self._num_starts)
-            calls = [replica.generate(part, finished.put) for replica, part in zip(self._replicas, parts, strict=True)]
+            on_tokens = partial(hand_to_reader, request)
+            calls = [
+                replica.generate(part, finished.put, on_tokens) for replica, part in zip(self._replicas, parts, strict=True)
+            ]
+        for replica, part, call in zip(self._replicas, parts, calls, strict=True):
+            cut_when_cancelled(request, part, replica, call)
         try:
             for call in calls:
                 call.add_done_callback(finished.put)

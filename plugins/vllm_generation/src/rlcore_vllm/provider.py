@@ -49,6 +49,7 @@ PROVIDER = Provider(
         capabilities.DISCARD_WEIGHTS,
         capabilities.STREAMING,
         capabilities.CONTINUOUS,
+        capabilities.TOKEN_STREAMING,
         capabilities.IN_FLIGHT_REFIT,
         capabilities.SAMPLING_MASK,
         capabilities.IMAGES,

@@ -9,7 +9,6 @@ from rlcore.config.recipe import Recipe
 from rlcore.installed import DISABLE_VARIABLE
 from rlcore.model_files import config_number
 from rlcore.published_plugins import how_to_install, remedy_for
-from rlcore.registry.discovery import Entry
 from rlcore.registry.provider_calls import run_check, shared_kernels
 from rlcore.registry.run_parts import LoopObserverEntry, is_disabled, loop_observers, only_function
 from rlcore.registry.selection import BACKEND_ROLES
@@ -171,17 +170,14 @@ def _is_about(problem: Problem, model: ModelSpec) -> bool:
 
 def agent_problems(plan: RunPlan) -> Iterator[Problem]:
     """Yield the problem of data sets of which agents run the episodes of some."""
-    kinds = {entry.name: _is_agent(entry) for entry in plan.environments}
+    providers = {entry.name: entry.provider for entry in plan.environments}
+    kinds = {name: found is not None and capabilities.AGENT in found.capabilities for name, found in providers.items()}
     if len(set(kinds.values())) > 1:
         yield Problem(
             path="data.train.mix",
             found=f"the environments {', '.join(kinds)}, of which agents run the episodes of some",
             expected="environments of one kind",
         )
-
-
-def _is_agent(entry: Entry) -> bool:
-    return entry.provider is not None and capabilities.AGENT in entry.provider.capabilities
 
 
 def missing_cache(plan: RunPlan) -> Iterator[Note]:

@@ -33,7 +33,7 @@ def choose_plugins(recipe: Recipe, registry: Registry, device: Device, *, measur
 
     PluginError tells of all that the recipe names and cannot be used; ConfigError where an observer lacks options.
     """
-    registry = _as_configured(recipe, registry)
+    registry = evolve(registry, entries=tuple(_without(recipe, entry) for entry in registry.entries))
     plan = _choose(recipe, registry, device, measures_own, rounds=False)
     trainer = plan.chosen.get("trainer")
     if trainer is None or capabilities.EXACT_LOGPROBS not in trainer.taken_away:
@@ -92,7 +92,9 @@ def _choose(recipe: Recipe, registry: Registry, device: Device, measures_own: bo
         raise _all_of(errors, missing_text(registry))
     chosen = {entry.role: entry for entry in found if generates or entry.role != "generator"}
     return RunPlan(
-        recipe=_with_dynamic_sampling(_with_sinks(recipe, sinks), algorithm),
+        recipe=_with_dynamic_sampling(
+            evolve(recipe, sinks=evolve(recipe.sinks, names=tuple(sink.name for sink in sinks))), algorithm
+        ),
         registry=registry,
         chosen=chosen,
         sinks=sinks,
@@ -174,11 +176,6 @@ def _all_of(errors: Sequence[PluginError], missing: str | None) -> PluginError:
     return error
 
 
-def _with_sinks(recipe: Recipe, sinks: Sequence[Entry]) -> Recipe:
-    """Return the recipe with the names of the sinks in use."""
-    return evolve(recipe, sinks=evolve(recipe.sinks, names=tuple(sink.name for sink in sinks)))
-
-
 def _with_dynamic_sampling(recipe: Recipe, algorithm: AlgorithmHandle) -> Recipe:
     """The recipe, which says whether groups of equal rewards are replaced: what it says itself, or else the algorithm."""
     if recipe.rollout.dynamic_sampling is not None:
@@ -255,11 +252,6 @@ def _refit_needs(recipe: Recipe) -> dict[str, str]:
         adapters[capabilities.MANY_ADAPTERS] = f"refit.max_adapters = {refit.max_adapters}"
     delta = {capabilities.DELTA_REFIT: f'refit.delta = "{recipe.refit.delta}"'} if recipe.refit.delta != "off" else {}
     return adapters | delta
-
-
-def _as_configured(recipe: Recipe, registry: Registry) -> Registry:
-    """The registry with each backend's capabilities less those that its section of the recipe takes away."""
-    return evolve(registry, entries=tuple(_without(recipe, entry) for entry in registry.entries))
 
 
 def _without(recipe: Recipe, entry: Entry) -> Entry:

@@ -22,6 +22,7 @@ from rlcore.spi import (
     RefitRequest,
     SamplingParams,
     SetResidencyRequest,
+    TokenReader,
     WeightExport,
     capabilities,
 )
@@ -68,6 +69,7 @@ class Question:
         routed_experts: bool = False,
         sampling_mask: bool = False,
         adapter: str = "",
+        readers: Sequence[TokenReader | None] | None = None,
     ) -> GenerateRequest:
         """The generator's request."""
         return GenerateRequest(
@@ -81,6 +83,7 @@ class Question:
             routed_experts=routed_experts,
             sampling_mask=sampling_mask,
             adapter=adapter,
+            readers=readers,
         )
 
     def ungrouped(self, order: Sequence[int]) -> "Question":

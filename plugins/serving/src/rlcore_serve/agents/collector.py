@@ -22,11 +22,17 @@ from rlcore_rollout.step_plans import StepPlans
 from rlcore_serve.agents.groups import AgentEpisode, AgentGroup, AgentGroups
 from rlcore_serve.sessions.interface import Segment, SessionContext, SessionServer, session_server
 from rlcore_serve.sessions.sampler import SessionSampler
+from rlcore_serve.sessions.tools import SessionTools
 
 MODEL_NAME = "policy"
 """The model's name for agents."""
 _CUT = spi.EpisodeFailure(kind="limit", reason="its last answer was cut off")
-_SAMPLING = (spi.capabilities.TOP_K, spi.capabilities.TOP_P, spi.capabilities.STOP_STRINGS)
+_SAMPLING = (
+    spi.capabilities.TOP_K,
+    spi.capabilities.TOP_P,
+    spi.capabilities.STOP_STRINGS,
+    spi.capabilities.TOKEN_STREAMING,
+)
 
 
 @frozen(kw_only=True, eq=False)
@@ -40,7 +46,9 @@ class AgentSampler(StepSampler[AgentGroup]):
 
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> AgentGroups:
         """See StepSampler."""
-        sampler = SessionSampler(self.tokenizer.decode, sampling_mask=self.sampling_mask)
+        streams = self.generator.has(spi.capabilities.TOKEN_STREAMING)
+        sampler = SessionSampler(self.tokenizer.decode, sampling_mask=self.sampling_mask, streams_tokens=streams)
+        tools = SessionTools.of(self.tool_parser, self.tokenizer.chat_template)
         context = SessionContext(
             model_name=MODEL_NAME,
             tokenizer=self.tokenizer,
@@ -51,7 +59,9 @@ class AgentSampler(StepSampler[AgentGroup]):
             capabilities=frozenset(name for name in _SAMPLING if self.generator.has(name)),
             vocab_size=self.episodes.vocab_size,
             history=self.history,
-            parse_tool_calls=None if self.tool_parser is None else self.tool_parser.parse,
+            parse_tool_calls=tools.parse,
+            tool_form=tools.form,
+            shows_tools=tools.is_in_template,
             note=self.progress.note,
         )
         return AgentGroups(

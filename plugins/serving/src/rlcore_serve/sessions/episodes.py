@@ -49,6 +49,8 @@ class EpisodeServer:
             vocab_size=context.vocab_size,
             history=context.history,
             parse=context.parse_tool_calls,
+            tool_form=context.tool_form,
+            shows_tools=context.shows_tools,
             note=context.note,
         )
         self._sessions = Sessions()

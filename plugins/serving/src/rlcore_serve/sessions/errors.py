@@ -18,6 +18,15 @@ _TYPES = {
 }
 
 
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
 class RequestError(Exception):
     """A request that is answered with an HTTP status of 400 or above."""
 
@@ -33,6 +42,11 @@ class RequestError(Exception):
         kind, field = _TYPES.get(self.status, "server_error"), _FIELD.match(str(self))
         param = field[0].removesuffix(": ") if field is not None else None
         return {"error": {"message": str(self), "type": kind, "param": param, "code": self.code}}
+
+    def message_body(self) -> dict[str, Any]:
+        """Return Anthropic's JSON object of an error."""
+        kind = _ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": str(self)}}
 
     def headers(self) -> dict[str, str]:
         """Return the headers that the response carries besides its content type."""

@@ -4,7 +4,7 @@ A run whose environment declares `agent` asks the installed session server for a
 requests into sample requests, which the collector has generated, and returns what was sampled as sequences of tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from attrs import frozen
@@ -29,6 +29,10 @@ class SampleRequest:
     """`Session.number` of the session that it belongs to; -1 where its prompts have nothing in common."""
     goes_on: bool = False
     """True where the session has asked before."""
+    on_tokens: Callable[[int, Sequence[int], Sequence[Mapping[int, float]]], None] | None = None
+    """TokenReader.on_tokens of the sample, where the generator has the capability `token_streaming`."""
+    num_logprobs: int | None = None
+    """TokenReader.num_logprobs of it."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -78,6 +82,10 @@ class SessionContext:
     """rollout.history: handling of a chat whose template rewrites what there was, in a new segment or by a refusal."""
     parse_tool_calls: ParseToolCalls | None = None
     """Reads the calls of tools; None where their form is not known, and tools are refused."""
+    tool_form: str = ""
+    """The name of the form that `parse_tool_calls` reads."""
+    shows_tools: bool = True
+    """False where the chat template reads no tools, so that the conversation's text describes them."""
     note: Callable[[str], None]
     """Tells the user something, from any thread."""
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-Api = Literal["chat", "completions", "responses"]
+Api = Literal["chat", "completions", "responses", "messages"]
 
 
 @frozen(kw_only=True)
@@ -19,17 +19,25 @@ class Key:
     """End of the error message for any other value."""
     passed_over: Callable[[Any], bool] = lambda value: False  # noqa: ARG005
     """Returns whether the server takes another value and ignores it."""
+    read: Callable[[Any], bool] = lambda value: False  # noqa: ARG005
+    """Returns whether the server reads another value."""
     note: str = ""
     """Note for the log on a value that is ignored."""
+
+
+def _has_format(config: Any) -> bool:
+    """Return whether an `output_config` asks for a format of the text, or is no object."""
+    return not isinstance(config, dict) or config.get("format") is not None
 
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _forces_a_call(choice: Any) -> bool:
-    """Return whether a `tool_choice` asks for a call or names functions: "required", or an object."""
-    return choice == "required" or (isinstance(choice, dict) and choice.get("type") in ("function", "allowed_tools"))
+def names_function(choice: Any) -> bool:
+    """Return whether a `tool_choice` is an object that names a function, in the form of a chat or of the Responses API."""
+    is_function = isinstance(choice, dict) and choice.get("type") == "function"
+    return is_function and isinstance(choice.get("function", choice), dict)
 
 
 def _asks_for_text(text: Any) -> bool:
@@ -48,10 +56,9 @@ _HINT = Key(
     note="a chat template that reads such a variable gets it by chat_template_kwargs",
 )
 _TOOL_CHOICE = Key(
-    only=("auto", "none"),
-    why='"required", or an object that names a function of tools',
-    passed_over=_forces_a_call,
-    note='no sampler can be made to call a tool: taken as "auto", so that an answer may be text',
+    only=("auto", "none", "required"),
+    why="or an object that names a function of tools; to allow some tools alone, send those alone",
+    read=names_function,
 )
 _PARALLEL = Key(only=(True,), passed_over=lambda value: value is False, note="an answer may have several calls all the same")
 
@@ -119,6 +126,7 @@ KEYS: Mapping[Api, Mapping[str, Key]] = {
         "prediction": _NO_EFFECT,
         "reasoning_effort": _HINT,
         "response_format": Key(only=({"type": "text"},)),
+        "top_logprobs": _READ,
         "verbosity": _HINT,
         "web_search_options": Key(only=(), why="since this server searches nothing"),
     },
@@ -143,12 +151,40 @@ KEYS: Mapping[Api, Mapping[str, Key]] = {
         "stream": _READ,
         "stream_options": _NO_EFFECT,
         "text": Key(only=({"format": {"type": "text"}}, {}), passed_over=_asks_for_text, note=f"of verbosity: {_HINT.note}"),
-        "top_logprobs": Key(only=(0,)),
+        "top_logprobs": _READ,
         "truncation": Key(
             only=("disabled",),
             passed_over=lambda value: value == "auto",
             note="a conversation that is too long is refused, and never cut",
         ),
+    },
+    "messages": {
+        "cache_control": _NO_EFFECT,
+        "chat_template_kwargs": _READ,
+        "container": Key(only=(), why="since this server runs no code"),
+        "context_management": Key(only=(), why="but the whole conversation: a conversation that is too long is refused"),
+        "diagnostics": _NO_EFFECT,
+        "inference_geo": _NO_EFFECT,
+        "max_tokens": _READ,
+        "mcp_servers": Key(only=([],), why="since this server calls no tools: run them in the client"),
+        "messages": _READ,
+        "metadata": _NO_EFFECT,
+        "model": _READ,
+        "output_config": Key(only=(), why="but an object", passed_over=lambda value: not _has_format(value), note=_HINT.note),
+        "record": _READ,
+        "service_tier": _NO_EFFECT,
+        "speed": _NO_EFFECT,
+        "stop_sequences": _READ,
+        "stream": _READ,
+        "system": _READ,
+        "temperature": _READ,
+        "thinking": Key(only=(), why="but an object", passed_over=lambda value: isinstance(value, dict), note=_HINT.note),
+        "tool_choice": _READ,
+        "tools": _READ,
+        "top_k": _READ,
+        "top_p": _READ,
+        "user_profile_id": _NO_EFFECT,
+        "workspace_id": _NO_EFFECT,
     },
 }
 """Every key of each API's requests. Any other key is refused as unknown."""
@@ -175,7 +211,7 @@ def looked_up(values: Mapping[str, Any], api: Api) -> tuple[list[str], dict[str,
         key = KEYS[api].get(name)
         if key is None:
             problems.append(f"{name:.60}: found a key that this server does not know; leave it out")
-        elif key.only is None or any(_same(value, one) for one in key.only):
+        elif key.only is None or any(_same(value, one) for one in key.only) or key.read(value):
             continue
         elif key.passed_over(value):
             notes[name] = f"{name} = {shown(value)} has no effect: {key.note}"

@@ -10,11 +10,12 @@ from rlcore.spi import DataError, Message, SamplingParams
 from rlcore.spi.arrays import Int32Array
 from rlcore_serve.sessions.bounds import require_bounded
 from rlcore_serve.sessions.errors import RequestError, bad_request
-from rlcore_serve.sessions.request_keys import looked_up, shown
+from rlcore_serve.sessions.request_keys import looked_up, names_function, shown
 from rlcore_text.chats.images import image_parts
 from rlcore_text.chats.messages import read_message, read_messages, read_tools
 
 MAX_N = 128
+MAX_TOP_LOGPROBS = 20
 MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-3
 """Besides 0; logits that are divided by less are infinite, and say nothing any more."""
@@ -39,6 +40,8 @@ class AnswerRequest:
     include_usage: bool
     """True where a stream ends with the numbers of tokens."""
     logprobs: bool
+    top_logprobs: int = 0
+    """Most probable tokens to report beside each token."""
     return_token_ids: bool = False
     """True where the reply has the tokens of prompt and answers too."""
     record: bool = True
@@ -46,6 +49,8 @@ class AnswerRequest:
     messages: tuple[Message, ...] = ()
     """Messages of a chat, in the form of `read_messages`."""
     tools: tuple[Mapping[str, Any], ...] = ()
+    forced: str | None = None
+    """The name of the tool that the answer has to call, "" for any; None where it may call none."""
     template_variables: Mapping[str, Any] = field(factory=dict)
     """Variables of the chat template in this request, which override those of the model."""
     prompt: str | Int32Array | None = None
@@ -89,14 +94,38 @@ def read_request(body: object, default: SamplingParams, *, is_chat: bool) -> Ans
         stream=values.get("stream", False),
         include_usage=bool(dict(values.get("stream_options", {})).get("include_usage")),
         logprobs=values.get("logprobs") is not None and values["logprobs"] is not False,
+        top_logprobs=values.get("top_logprobs", 0) if is_chat else int(values.get("logprobs", 0)),
         return_token_ids=values.get("return_token_ids", False),
         record=values.get("record", True),
         messages=tuple(read_messages(values["messages"], keeps_unreadable=True)) if is_chat else (),
         tools=tools,
+        forced=_forced(values.get("tool_choice")),
         template_variables=values.get("chat_template_kwargs", {}),
         prompt=None if is_chat else _prompt(values["prompt"]),
         notes=notes,
     )
+
+
+def read_as_chat(
+    chat: Mapping[str, Any], default: SamplingParams, problems: Sequence[str], notes: Mapping[str, str]
+) -> AnswerRequest:
+    """Return the request that another API's is, put into the form of a chat, with the notes on its own keys. RequestError with
+    status 400, and all that is wrong, its own problems first."""
+    found = list(problems)
+    try:
+        request = read_request(chat, default, is_chat=True)
+    except RequestError as error:
+        found += str(error).splitlines()
+    if found:
+        raise bad_request(found)
+    return evolve(request, notes=notes)
+
+
+def _forced(choice: Any) -> str | None:
+    """Return AnswerRequest.forced of a `tool_choice` in the form of a chat or of the Responses API."""
+    if names_function(choice):
+        return str(choice.get("function", choice)["name"])
+    return "" if choice == "required" else None
 
 
 def _prompt(prompt: Any) -> str | Int32Array:
@@ -145,8 +174,12 @@ def _wrong(values: Mapping[str, Any], is_chat: bool) -> Iterator[str]:
     if not all(isinstance(one, str) and one for one in (stop if isinstance(stop, list) else [stop])):
         yield f"stop: found {shown(stop)}; expected a text or a list of texts, none of them empty"
     logprobs = values.get("logprobs", False)
-    if type(logprobs) is not bool and (is_chat or logprobs not in (0, 1)):
-        yield f"logprobs: found {shown(logprobs)}; expected {'true or false' if is_chat else 'at most 1'}"
+    if type(logprobs) is not bool and (is_chat or type(logprobs) is not int or not 0 <= logprobs <= MAX_TOP_LOGPROBS):
+        expected = "true or false" if is_chat else f"a whole number from 0 to {MAX_TOP_LOGPROBS}"
+        yield f"logprobs: found {shown(logprobs)}; expected {expected}"
+    top = values.get("top_logprobs", 0)
+    if is_chat and (type(top) is not int or not 0 <= top <= (MAX_TOP_LOGPROBS if logprobs else 0)):
+        yield f"top_logprobs: found {shown(top)}; expected a whole number from 0 to {MAX_TOP_LOGPROBS}, with logprobs"
     yield from _wrong_messages(values) if is_chat else _wrong_prompt(values)
 
 
@@ -164,6 +197,14 @@ def _wrong_messages(values: Mapping[str, Any]) -> Iterator[str]:
                 yield f"messages[{number}]: found an image; expected parts of text alone"
         except DataError as error:
             yield f"messages[{number}]: found one {error}"
+    yield from _lone_results(messages)
+    choice: Any = values.get("tool_choice")
+    if names_function(choice):
+        name, known = choice.get("function", choice).get("name"), map(tool_name, tools if isinstance(tools, list) else ())
+        if not isinstance(name, str) or name not in known:
+            yield f"tool_choice: found {shown(choice)}; expected the name of one of the tools"
+    elif choice == "required" and not tools:
+        yield 'tool_choice: found "required" without tools; expected at least one'
     if not isinstance(tools, list):
         yield f"tools: found {shown(tools)}; expected a list of tools"
         tools = []
@@ -172,6 +213,26 @@ def _wrong_messages(values: Mapping[str, Any]) -> Iterator[str]:
             read_tools([tool])
         except DataError as error:
             yield f"tools[{number}]: found {error}"
+
+
+def _lone_results(messages: Sequence[Any]) -> Iterator[str]:
+    """Yield a problem for each result of a tool that no call before it asked for."""
+    called: set[object] = set()
+    for number, message in enumerate(messages):
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        if isinstance(calls, list):
+            called |= {call.get("id") for call in calls if isinstance(call, dict) and isinstance(call.get("id"), str | None)}
+        if isinstance(message, dict) and message.get("role") == "tool":
+            asked = message.get("tool_call_id")
+            if not called or (isinstance(asked, str) and asked and None not in called and asked not in called):
+                expected = "a call with its id in an assistant's message before it"
+                yield f"messages[{number}]: found a tool's result ({shown(asked)}) without a call; expected {expected}"
+
+
+def tool_name(tool: object) -> object:
+    """Return the name of a tool in the form of a chat or of the Responses API; None where it has none."""
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    return function.get("name") if isinstance(function, dict) else None
 
 
 def _wrong_prompt(values: Mapping[str, Any]) -> Iterator[str]:

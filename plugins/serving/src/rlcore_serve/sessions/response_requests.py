@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from attrs import define, evolve, field
+from attrs import define, field
 
 from rlcore.spi import SamplingParams
 from rlcore_serve.sessions.bounds import require_bounded
-from rlcore_serve.sessions.errors import RequestError, bad_request
+from rlcore_serve.sessions.errors import RequestError
 from rlcore_serve.sessions.request_keys import IN_CHAT, INCLUDED, looked_up, shown
-from rlcore_serve.sessions.requests import AnswerRequest, read_request
+from rlcore_serve.sessions.requests import AnswerRequest, read_as_chat
 from rlcore_serve.sessions.response_reply import FIRST_CALL
 from rlcore_text.chats.messages import has_value
 
@@ -38,26 +38,18 @@ def read_response_request(body: object, default: SamplingParams) -> AnswerReques
     problems, notes = looked_up(values, "responses")
     problems += _wrong(values)
     chat = {name: value for name, value in values.items() if name in IN_CHAT}
-    if values.get("tool_choice") == "none":
-        chat["tool_choice"] = "none"
     read = _Items()
     problems += read.take_all(values)
     if type(values.get("max_output_tokens")) is int:
         chat["max_completion_tokens"] = max(values["max_output_tokens"], 1)
     included = values.get("include", [])
     chat |= {"messages": read.messages or [{"role": "user", "content": ""}]}
-    chat["logprobs"] = isinstance(included, list) and _LOGPROBS in included
+    chat["logprobs"] = bool(values.get("top_logprobs")) or (isinstance(included, list) and _LOGPROBS in included)
     tools = values.get("tools", [])
     problems += _wrong_tools(tools)
-    if not problems and tools:
-        chat["tools"] = [_chat_tool(tool) for tool in tools]
-    try:
-        request = read_request(chat, default, is_chat=True)
-    except RequestError as error:
-        problems += str(error).splitlines()
-    if problems:
-        raise bad_request(problems)
-    return evolve(request, notes=notes)
+    if not problems:
+        chat |= {"tools": [_chat_tool(tool) for tool in tools], "tool_choice": values.get("tool_choice")}
+    return read_as_chat(chat, default, problems, notes)
 
 
 @define
@@ -65,6 +57,8 @@ class _Items:
     """The input as the messages of a chat."""
 
     messages: list[dict[str, Any]] = field(factory=list)
+    thought: str = ""
+    """The thought of the answer that comes next."""
 
     def take_all(self, values: Mapping[str, Any]) -> Iterator[str]:
         """Add the messages that a request's `instructions` and `input` are. Yield what is wrong with them."""
@@ -89,7 +83,7 @@ class _Items:
             "message": self._message,
             "function_call": self._call,
             "function_call_output": self._output,
-            "reasoning": _reasoning_fault,
+            "reasoning": self._reasoning,
         }
         kind = item.get("type", "message") if isinstance(item, dict) else None
         if not isinstance(kind, str) or kind not in kinds:
@@ -102,16 +96,32 @@ class _Items:
             return f"found the role {shown(role)}; expected text"
         if text is None:
             return f"found the content {shown(item.get('content'))}; expected text, or parts of text alone"
-        self.messages.append({"role": role, "content": text})
+        self.messages.append({"role": role, "content": text, **self._take_thought(role)})
         return None
+
+    def _reasoning(self, item: Mapping[str, Any]) -> str | None:
+        """A thought begins an answer, whose message or call follows."""
+        if item.get("encrypted_content"):
+            return "found reasoning with encrypted_content; expected its text as content: this server encrypts none"
+        parts = [*(item.get("content") or ()), *(item.get("summary") or ())]
+        texts = [part.get("text") for part in parts if isinstance(part, dict)]
+        if len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
+            return f"found {shown(item)}; expected parts of text as content or summary"
+        self.thought += "".join(map(str, texts))
+        return None
+
+    def _take_thought(self, role: str) -> dict[str, str]:
+        thought, self.thought = self.thought, ""
+        return {"reasoning_content": thought} if thought and role == "assistant" else {}
 
     def _call(self, item: Mapping[str, Any]) -> str | None:
         """A call belongs to the answer before it, unless it begins one."""
         name, arguments, call_id = (item.get(key) for key in ("name", "arguments", "call_id"))
         if not (isinstance(name, str) and isinstance(arguments, str) and isinstance(call_id, str)):
             return f"found {shown(item)}; expected the texts name, arguments and call_id"
-        if not self.messages or self.messages[-1]["role"] != "assistant" or call_id.startswith(f"{FIRST_CALL}_"):
-            self.messages.append({"role": "assistant", "content": None})
+        is_new = self.thought or not self.messages or self.messages[-1]["role"] != "assistant"
+        if is_new or call_id.startswith(f"{FIRST_CALL}_"):
+            self.messages.append({"role": "assistant", "content": None, **self._take_thought("assistant")})
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         self.messages[-1].setdefault("tool_calls", []).append(call)
         return None
@@ -144,13 +154,6 @@ def _text(content: Any) -> str | None:
     parts = [part for part in content if isinstance(part, dict) and part.get("type") in _TEXTS]
     texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
     return "".join(texts) if len(texts) == len(content) else None
-
-
-def _reasoning_fault(item: Mapping[str, Any]) -> str | None:
-    said = [name for name in ("summary", "content", "encrypted_content") if item.get(name)]
-    if not said:
-        return None
-    return f"found reasoning with {said[0]}; expected none: answers of this server have all that was said in their text"
 
 
 def _wrong(values: Mapping[str, Any]) -> Iterator[str]:

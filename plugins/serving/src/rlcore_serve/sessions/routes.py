@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -12,20 +12,26 @@ from aiohttp import web
 from rlcore.spi import SamplingParams
 from rlcore_serve.sessions.bounds import body_too_long, max_body_bytes, read_json
 from rlcore_serve.sessions.errors import RequestError, bad_request
+from rlcore_serve.sessions.message_reply import MessageReply
+from rlcore_serve.sessions.message_requests import read_message_request
 from rlcore_serve.sessions.off_loop import off_loop
 from rlcore_serve.sessions.replies import Reply
 from rlcore_serve.sessions.requests import AnswerRequest, read_request
 from rlcore_serve.sessions.response_reply import ResponseReply
 from rlcore_serve.sessions.response_requests import read_response_request
-from rlcore_serve.sessions.served_model import Answered, Prepared, ServedModel
+from rlcore_serve.sessions.served_model import Prepared, ServedModel
 from rlcore_serve.sessions.session import Session, Sessions
+from rlcore_serve.sessions.streaming import AnyReply, stream_reply
 from rlcore_workers.http_connections import BODY_S
 from rlcore_workers.http_server import encoding_problem
 
 LARGE_BYTES = 2**20
 MAX_LARGE = 4
 """Most requests with a body of more than LARGE_BYTES that are read at once. Further large ones wait, smaller ones do not."""
-ROUTES = "POST /v1/chat/completions, POST /v1/responses, POST /v1/completions or GET /v1/models"
+ROUTES = (
+    "POST /v1/chat/completions, POST /v1/responses, POST /v1/completions, POST /v1/messages, POST /v1/messages/count_tokens "
+    "or GET /v1/models"
+)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Read = Callable[[object, SamplingParams], AnswerRequest]
 
@@ -76,6 +82,9 @@ class Routes:
             application.router.add_post(f"{prefix}/chat/completions", partial(self._answer, is_chat=True))
             application.router.add_post(f"{prefix}/completions", partial(self._answer, is_chat=False))
             application.router.add_post(f"{prefix}/responses", self._respond)
+            for base in (prefix, f"{prefix}/v1"):  # Anthropic's clients put /v1 behind their base URL
+                application.router.add_post(f"{base}/messages", self._message)
+                application.router.add_post(f"{base}/messages/count_tokens", self._count_tokens)
         application.router.add_get("/health", self._health)
         return application
 
@@ -92,36 +101,58 @@ class Routes:
         return web.json_response(card)
 
     async def _answer(self, request: web.Request, *, is_chat: bool) -> web.StreamResponse:
-        _, wanted, answered = await self._answered(request, partial(read_request, is_chat=is_chat))
-        reply = Reply(request=wanted, answered=answered, tokenizer=self._model.tokenizer, model=self._model.name)
-        return await _stream(request, reply) if wanted.stream else await _whole(reply)
+        return await self._replied(request, partial(read_request, is_chat=is_chat), Reply)
 
     async def _respond(self, request: web.Request) -> web.StreamResponse:
-        body, wanted, answered = await self._answered(request, read_response_request)
-        reply = ResponseReply(
-            body=body, request=wanted, answered=answered, tokenizer=self._model.tokenizer, model=self._model.name
-        )
-        return await _stream(request, reply) if wanted.stream else await _whole(reply)
+        return await self._replied(request, read_response_request, ResponseReply)
 
-    async def _answered(self, request: web.Request, read: Read) -> tuple[Any, AnswerRequest, Answered]:
-        """Return the request's JSON, the request that was read from it, and its answers."""
+    async def _message(self, request: web.Request) -> web.StreamResponse:
+        return await self._replied(request, read_message_request, MessageReply)
+
+    async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
+        session, content = await self._opened(request)
+        async with session.order:
+            return web.json_response({"input_tokens": await off_loop(self._counted, session, content)})
+
+    async def _replied(self, request: web.Request, read: Read, make: Callable[..., AnyReply]) -> web.StreamResponse:
+        """Answer a request, whole or as a stream."""
+        session, body, prepared = await self._read(request, read)
+        wanted, reply = (
+            prepared.request,
+            make(
+                request=prepared.request,
+                prompt=prepared.tokens,
+                tokenizer=self._model.tokenizer,
+                model=self._model.name,
+                **body,
+            ),
+        )
+        self._gate.enter(wanted.n)
+        try:
+            if wanted.stream:
+                return await stream_reply(request, reply, self._model, session, prepared)
+            answered = await self._model.answer(session, prepared)
+            return web.json_response(text=await off_loop(lambda: json.dumps(reply.whole(answered))))
+        finally:
+            self._gate.leave(wanted.n)
+
+    async def _read(self, request: web.Request, read: Read) -> tuple[Session, dict[str, Any], Prepared]:
+        """Return a request's session, its JSON where the reply repeats it, and the sample requests."""
+        is_large = request.content_length is None or request.content_length > LARGE_BYTES
+        async with self._large if is_large else nullcontext():
+            session, content = await self._opened(request)
+            async with session.order:
+                return await off_loop(self._prepared, session, content, read)
+
+    async def _opened(self, request: web.Request) -> tuple[Session, bytes]:
+        """Return the session of a request and its body."""
         session, size = self._session(request), request.content_length
         self._gate.require_open()
         if size is not None and size > self._max_bytes:
             raise body_too_long(size, self._max_bytes)
         if (problem := encoding_problem(request)) is not None:
             raise bad_request([problem])
-        is_large = size is None or size > LARGE_BYTES
-        async with self._large if is_large else nullcontext():
-            content = await self._body(request)
-            async with session.order:
-                body, prepared = await off_loop(self._prepared, session, content, read)
-        wanted = prepared.request
-        self._gate.enter(wanted.n)
-        try:
-            return body, wanted, await self._model.answer(session, prepared)
-        finally:
-            self._gate.leave(wanted.n)
+        return session, await self._body(request)
 
     async def _body(self, request: web.Request) -> bytes:
         try:
@@ -135,14 +166,27 @@ class Routes:
         except web.HTTPRequestEntityTooLarge as error:  # a body without Content-Length
             raise body_too_long(None, self._max_bytes) from error
 
-    def _prepared(self, session: Session, content: bytes, read: Read) -> tuple[Any, Prepared]:
+    def _prepared(self, session: Session, content: bytes, read: Read) -> tuple[Session, dict[str, Any], Prepared]:
         body = read_json(content)
+        wanted = self._wanted(session, body, read)
+        repeated = {"body": body} if read is read_response_request else {}
+        return session, repeated, self._model.prepare(session, wanted)
+
+    def _counted(self, session: Session, content: bytes) -> int:
+        """Count the tokens of a request of Anthropic's API, which names no number of tokens to generate."""
+        body = read_json(content)
+        wanted = self._wanted(session, {"max_tokens": 1, **body} if isinstance(body, dict) else body, read_message_request)
+        return self._model.count_tokens(session, wanted)
+
+    def _wanted(self, session: Session, body: object, read: Read) -> AnswerRequest:
         wanted = read(body, session.sampling or self._model.sampling)
         self._require_model(wanted.model)
-        return body, self._model.prepare(session, wanted)
+        return wanted
 
     def _session(self, request: web.Request) -> Session:
-        return self._sessions.find(request.match_info.get("session"), request.headers.get("Authorization"))
+        key = request.headers.get("X-Api-Key")  # of Anthropic's clients
+        shown = request.headers.get("Authorization") or (None if key is None else f"Bearer {key}")
+        return self._sessions.find(request.match_info.get("session"), shown)
 
     def _require_model(self, name: str) -> None:
         if name != self._model.name:
@@ -150,41 +194,25 @@ class Routes:
             raise RequestError(404, message, code="model_not_found")
 
 
-async def _whole(reply: Reply | ResponseReply) -> web.StreamResponse:
-    return web.json_response(text=await off_loop(lambda: json.dumps(reply.whole())))
-
-
-async def _stream(request: web.Request, reply: Reply | ResponseReply) -> web.StreamResponse:
-    events = await off_loop(lambda: [_event(chunk) for chunk in reply.chunks()])
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    await response.prepare(request)
-    for event in events:
-        await response.write(event)
-    await response.write(b"data: [DONE]\n\n")
-    await response.write_eof()
-    return response
-
-
-def _event(chunk: Mapping[str, Any]) -> bytes:
-    """Return a server-sent event, with the name that chunks of the Responses API have."""
-    name = f"event: {chunk['type']}\n" if "type" in chunk else ""
-    return f"{name}data: {json.dumps(chunk)}\n\n".encode()
-
-
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except RequestError as error:
-        return web.json_response(error.body(), status=error.status, headers=error.headers())
+        return web.json_response(_body(request, error), status=error.status, headers=error.headers())
     except web.HTTPException as error:  # no such route, a wrong method, a body over the limit
         message = error.text or error.reason
         if error.status in (404, 405):
             route = f"{request.method} {request.path[max(request.path.find('/v1'), 0) :]}"  # without a session's token
             message = f"found {route}; expected {ROUTES}, which are all that this server has"
-        return web.json_response(RequestError(error.status, message).body(), status=error.status)
+        return web.json_response(_body(request, RequestError(error.status, message)), status=error.status)
     except (asyncio.CancelledError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a panic in a native library is no Exception, and a SystemExit would end the server
         failed = RequestError(500, f"the server failed: {type(error).__name__}: {error}")
-        return web.json_response(failed.body(), status=500)
+        return web.json_response(_body(request, failed), status=500)
+
+
+def _body(request: web.Request, error: RequestError) -> dict[str, Any]:
+    """Return an error in the form of the API that a request is of."""
+    return error.message_body() if request.path.endswith(("/messages", "/messages/count_tokens")) else error.body()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.spi import FinishReason, SamplingMask
+from rlcore.spi import FinishReason, SamplingMask, TokenReader
 from rlcore_rollout.episode import Completion, CompletionRequest, Decode, until_stop
 from rlcore_rollout.request_queue import RequestQueue, SampleCount
 from rlcore_rollout.step_plans import seed_after
@@ -19,9 +19,10 @@ class SessionSampler:
     """Asks a queue for the samples of sessions. The queue belongs to it: streams read from it while sessions are served, one
     after another. What a stream's end cuts off goes on in the next one."""
 
-    def __init__(self, decode: Decode, *, sampling_mask: bool = False) -> None:
+    def __init__(self, decode: Decode, *, sampling_mask: bool = False, streams_tokens: bool = False) -> None:
         """`decode` returns the text of tokens, without special tokens; `sampling_mask`: whether samples are to say what each
-        token was chosen among."""
+        token was chosen among; `streams_tokens`: whether the generator has the capability `token_streaming`."""
+        self._streams_tokens = streams_tokens
         self._sampling_mask = sampling_mask
         self.requests = RequestQueue(self._on_completions)
         self.count = SampleCount()
@@ -61,6 +62,7 @@ class SessionSampler:
             conversation=request.conversation,
             sampling_mask=self._sampling_mask,
             goes_on=request.goes_on or num_said > 0,
+            reader=self._reader(request, num_said) if self._streams_tokens else None,
         )
         completion = None
         try:
@@ -71,8 +73,21 @@ class SessionSampler:
         finally:
             if completion is None:  # whoever asked has gone, or is refused
                 self.count.withdraw(self.requests.withdraw(lambda waiting: waiting is not wanted))
+                if wanted.reader is not None:
+                    wanted.reader.cancelled.set_result(None)
             with self._lock:
                 self._waiting.pop(future, None)
+
+    @staticmethod
+    def _reader(request: SampleRequest, num_said: int) -> TokenReader:
+        """Return the reader of a sample's continuation behind so many tokens."""
+        on_tokens = request.on_tokens
+        if on_tokens is None:
+            return TokenReader()
+        return TokenReader(
+            on_tokens=lambda first, tokens, logprobs: on_tokens(num_said + first, tokens, logprobs),
+            num_logprobs=request.num_logprobs,
+        )
 
     def give_up(self, session: int) -> None:
         """Refuse what a session still waits for. From any thread."""

@@ -2,17 +2,19 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-from rlcore.spi import ChatTokenizer, DataError, FinishReason, ParseToolCalls, SamplingParams, ToolCall, capabilities
+from rlcore.spi import ChatTokenizer, DataError, FinishReason, Message, ParseToolCalls, SamplingParams, ToolCall, capabilities
 from rlcore.spi.arrays import Int32Array
 from rlcore.thoughts import MARK_TOKENS, opened_thought
 from rlcore_serve.sessions.errors import RequestError
 from rlcore_serve.sessions.interface import Sample, Sampler, SampleRequest
+from rlcore_serve.sessions.live_text import LiveText, split_thought
+from rlcore_serve.sessions.live_tokens import LiveTokens
 from rlcore_serve.sessions.off_loop import off_loop
 from rlcore_serve.sessions.record import Answer, conversation_keys
 from rlcore_serve.sessions.requests import AnswerRequest
@@ -20,10 +22,13 @@ from rlcore_serve.sessions.session import Session
 from rlcore_text.chats.conversation import Conversation, RewritingTemplateError
 from rlcore_text.chats.long_texts import shortened
 from rlcore_text.chats.message_order import order_fault
-from rlcore_text.chats.messages import read_message
-from rlcore_text.chats.tool_calls import FORMS
+from rlcore_text.chats.messages import THOUGHTS, read_message
+from rlcore_text.chats.plain_tools import as_text, with_tools
+from rlcore_text.chats.tool_calls import FORMS, call_opening
 
 History = Literal["segment", "refuse"]
+REASONING = ("reasoning_content", "reasoning")
+"""Fields of a message that have its thought: that of DeepSeek's API and that of vLLM and OpenRouter."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -32,10 +37,14 @@ class Choice:
 
     sample: Sample
     content: str
-    """The sample's text, up to where a stop string begins, without tool calls."""
-    tool_calls: Sequence[ToolCall]
+    """The sample's text, up to where a stop string begins; in a chat without tool calls and the thought before it."""
+    tool_calls: Sequence[ToolCall] = ()
+    reasoning: str = ""
+    """The thought that an answer of a chat begins with, without its marks."""
     begins_in_thought: bool = False
-    """True where the prompt ends in the mark that begins a thought."""
+    """True where the prompt of a completion ends in the mark that begins a thought."""
+    top_logprobs: Sequence[Mapping[int, float]] = ()
+    """The most probable tokens' log-probabilities at each token, where the request asks for them."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -55,6 +64,8 @@ class _Prompt:
     read: Int32Array
     conversation: Conversation | None = None
     text: str | None = None
+    begun: str = ""
+    """The beginning of the answer that the request forces: the end of `read`, which the policy does not sample."""
 
     def tokens(self) -> Int32Array:
         return self.read if self.parent is None else np.concatenate([self.parent.context(), self.read])
@@ -69,6 +80,8 @@ class Prepared:
     tokens: Int32Array
     """int32 [length]: the whole prompt."""
     wanted: Sequence[SampleRequest]
+    mark: str
+    """The mark of a thought that the prompt ends in; "" where it ends otherwise."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -90,6 +103,10 @@ class ServedModel:
     """Handling of a chat whose template rewrites earlier messages: a new segment of tokens rendered anew, or a refusal."""
     parse: ParseToolCalls | None = None
     """Reads the calls of tools; None where their form is not known, and tools are refused."""
+    tool_form: str = ""
+    """The name of the form that `parse` reads."""
+    shows_tools: bool = True
+    """False where the chat template reads no tools, so that the conversation's text describes them."""
 
     note: Callable[[str], None] = lambda text: None  # noqa: ARG005
     """Logs a note on a key that has no effect. Called from any thread."""
@@ -102,11 +119,19 @@ class ServedModel:
         for name in sorted(request.notes.keys() - self._noted):
             self._noted.add(name)
             self.note(f"a request's {request.notes[name]}")
+        if request.tools and not self.shows_tools and "tools" not in self._noted:
+            self._noted.add("tools")
+            self.note("a request's tools are described in its first message, since the chat template reads none")
         sampling = self._sampling(session, request)
         if request.tools and self.parse is None:
             expected = f"none, as the chat template asks for calls in none of the forms {', '.join(FORMS)}"
             raise RequestError(400, f"tools: found some; expected {expected}. rollout.tool_parser names another")
         prompt = self._chat_prompt(session, request) if request.prompt is None else self._text_prompt(session, request.prompt)
+        mark = opened_thought(self.tokenizer.show(prompt.tokens()[-MARK_TOKENS:].tolist()))
+        if request.forced is not None:
+            prompt = self._forced(
+                prompt, request.forced or (request.tools[0]["function"]["name"] if len(request.tools) == 1 else ""), mark
+            )
         tokens = prompt.tokens()
         limit, goes_on = self._max_tokens(session, request, len(tokens)), session.num_samples > 0
         wanted = [
@@ -120,21 +145,60 @@ class ServedModel:
             )
             for number in range(request.n)
         ]
-        return Prepared(request=request, prompt=prompt, tokens=tokens, wanted=wanted)
+        return Prepared(request=request, prompt=prompt, tokens=tokens, wanted=wanted, mark=mark)
 
-    async def answer(self, session: Session, prepared: Prepared) -> Answered:
-        """Return `n` answers, and record them in the session if the request wants it. RequestError where there is none."""
-        found = await asyncio.gather(*(self.sampler.sample(one) for one in prepared.wanted))
+    def count_tokens(self, session: Session, request: AnswerRequest) -> int:
+        """Count the tokens of a chat's prompt. RequestError where it cannot be read."""
+        return len(self._chat_prompt(session, request).tokens())
+
+    async def sample(self, session: Session, prepared: Prepared, live: LiveTokens | None = None) -> list[Sample]:
+        """Return `n` samples, whose tokens `live` gets as they come. RequestError where there are none."""
+        request, wanted = prepared.request, prepared.wanted
+        if live is not None:
+            wanted = live.read_by(wanted, request.top_logprobs if request.logprobs else None)
+        found = await asyncio.gather(*(self.sampler.sample(one) for one in wanted))
         samples = [sample for sample in found if sample is not None]
         if len(samples) < len(found):
             session.require_open()
             raise RequestError(503, "generation has ended")
-        return await off_loop(self._answered, session, prepared, samples)
+        return samples
 
-    def _answered(self, session: Session, prepared: Prepared, samples: Sequence[Sample]) -> Answered:
+    async def answer(self, session: Session, prepared: Prepared) -> Answered:
+        """Return `n` answers, and record them in the session if the request wants it. RequestError where there is none."""
+        live = LiveTokens(prepared.request.n) if prepared.request.top_logprobs else None
+        return await self.settle(session, prepared, await self.sample(session, prepared, live), live)
+
+    async def settle(
+        self, session: Session, prepared: Prepared, samples: Sequence[Sample], live: LiveTokens | None = None
+    ) -> Answered:
+        """Return the answers that samples are, and record them in the session if the request wants it."""
+        tops = None if live is None or not prepared.request.top_logprobs else live.logprobs
+        return await off_loop(self._answered, session, prepared, samples, tops or [()] * len(samples))
+
+    def live_texts(self, prepared: Prepared) -> list[LiveText]:
+        """Return the texts of a request's answers, before their first tokens."""
+        request = prepared.request
+        return [
+            LiveText(
+                decode=self.tokenizer.decode,
+                show=self.tokenizer.show,
+                is_chat=request.prompt is None,
+                is_thinking=bool(prepared.mark),
+                has_tools=bool(request.tools),
+                waits=request.forced is not None,
+                stops=request.sampling.stop_strings,
+            )
+            for _ in prepared.wanted
+        ]
+
+    def _answered(
+        self, session: Session, prepared: Prepared, samples: Sequence[Sample], tops: Sequence[Sequence[Mapping[int, float]]]
+    ) -> Answered:
         session.require_open()
-        mark = opened_thought(self.tokenizer.show(prepared.tokens[-MARK_TOKENS:].tolist()))
-        choices = [self._choice(sample, prepared.request, mark) for sample in samples]
+        choices = [
+            evolve(self._choice(sample, prepared), top_logprobs=top[: len(sample.tokens)])
+            for sample, top in zip(samples, tops, strict=True)
+        ]
         self._record(session, prepared.prompt, prepared.request, choices)
         return Answered(prompt=prepared.tokens, choices=choices)
 
@@ -147,6 +211,7 @@ class ServedModel:
             capabilities.TOP_P: sampling.top_p < 1.0,
             capabilities.TOP_K: sampling.top_k > 0,
             capabilities.STOP_STRINGS: bool(sampling.stop_strings),
+            capabilities.TOKEN_STREAMING: request.top_logprobs > (0 if request.prompt is None else 1),
         }
         refused = [name for name, is_wanted in lacking.items() if is_wanted and name not in self.capabilities]
         if refused:
@@ -198,7 +263,7 @@ class ServedModel:
 
     def _chat_prompt(self, session: Session, request: AnswerRequest) -> _Prompt:
         """The longest known conversation keeps its tokens; what the template puts behind it is encoded alone."""
-        keys = conversation_keys(request.messages, request.tools, request.template_variables)
+        keys = conversation_keys(_without_reasoning(request.messages), request.tools, request.template_variables)
         known, parent = (0, None) if session.record is None else session.record.longest_known(keys)
         if session.record is not None and (fault := order_fault(request.messages, num_known=known)):
             raise RequestError(400, f"messages: found {fault}")
@@ -210,7 +275,9 @@ class ServedModel:
             if not after:
                 raise RequestError(400, "messages: found an answer of this session at the end; expected a message behind it")
             assert parent.conversation is not None, "a chat's keys are those of chats"
-            conversation, behind = parent.conversation.with_text(parent.sample.text).answered(after, tokenizer)
+            conversation, behind = parent.conversation.with_text(parent.sample.text).answered(
+                after if self.shows_tools or not request.tools else as_text(after), tokenizer
+            )
         except RewritingTemplateError as error:
             if self.history == "segment":
                 return self._anew(request, tokenizer)
@@ -225,11 +292,26 @@ class ServedModel:
 
     def _anew(self, request: AnswerRequest, tokenizer: ChatTokenizer) -> _Prompt:
         try:
-            conversation = Conversation.begin(request.messages, tokenizer, request.tools)
+            if request.tools and not self.shows_tools:
+                conversation = Conversation.begin(with_tools(request.messages, request.tools), tokenizer)
+            else:
+                conversation = Conversation.begin(request.messages, tokenizer, request.tools)
         except DataError as error:
             raise RequestError(400, str(error)) from error
         read = np.asarray(self._encoded(self.tokenizer.encode, conversation.opened), np.int32)
         return self._readable(_Prompt(parent=None, read=read, conversation=conversation))
+
+    def _forced(self, prompt: _Prompt, name: str, mark: str) -> _Prompt:
+        """Return the prompt with the beginning of a call behind it, of the tool of this name if it has one. RequestError
+        where the form of calls allows none."""
+        opening = call_opening(self.tool_form, name)
+        if opening is None or (mark and not mark.startswith("<")):
+            expected = f'"auto" or "none": a call in the form {self.tool_form} cannot be begun in the place of the model'
+            raise RequestError(400, f"tool_choice: found one that forces a call; expected {expected}")
+        begun = f"\n</{mark[1:].strip()}\n\n{opening}" if mark else opening
+        read = np.concatenate([prompt.read, np.asarray(self._encoded(self._behind_text, begun), np.int32)])
+        conversation = None if prompt.conversation is None else prompt.conversation.with_text(begun)
+        return evolve(prompt, read=read, conversation=conversation, begun=begun)
 
     def _behind(self, parent: Answer, behind: str) -> Int32Array:
         """int32 [length]: a text behind an answer. The stop token that the model has said already is not repeated; one that it
@@ -242,19 +324,22 @@ class ServedModel:
         last = answer.sample.tokens[-1:].tolist()
         return last[0] if last and last[0] in self.tokenizer.stop_token_ids and not self.tokenizer.decode(last) else None
 
-    def _choice(self, sample: Sample, request: AnswerRequest, mark: str) -> Choice:
-        """An answer with a call that cannot be read is text as a whole, for its client to judge. `mark` begins the thought that
-        the prompt ends in."""
-        text = _stopped(sample.text, sample, request)
+    def _choice(self, sample: Sample, prepared: Prepared) -> Choice:
+        """An answer with a call that cannot be read is text as a whole, for its client to judge."""
+        request, mark, begun = prepared.request, prepared.mark, prepared.prompt.begun
+        text, calls = f"{begun}{_stopped(sample.text, sample, request)}", tuple[ToolCall, ...]()
+        if request.prompt is not None:
+            return Choice(sample=sample, content=text, begins_in_thought=bool(mark))
         if request.tools and self.parse is not None:
             tokens = sample.tokens.tolist()
             ended = bool(tokens) and tokens[-1] in self.tokenizer.stop_token_ids
             shown = self.tokenizer.show(tokens[:-1] if ended else tokens)  # some forms have special tokens in them
-            content, calls = self.parse(f"{mark}{_stopped(shown, sample, request)}", request.tools)
-            if calls and all(call.error is None for call in calls):
-                text = content.removeprefix(mark)
-                return Choice(sample=sample, content=text, tool_calls=calls, begins_in_thought=bool(mark))
-        return Choice(sample=sample, content=text, tool_calls=(), begins_in_thought=bool(mark))
+            content, found = self.parse(f"{mark}{begun}{_stopped(shown, sample, request)}", request.tools)
+            if found and all(call.error is None for call in found):
+                text, calls = content.removeprefix(mark), tuple(found)
+        parts = split_thought(text, is_thinking=bool(mark))
+        content = parts.content.lstrip() if request.tools else parts.content
+        return Choice(sample=sample, content=content, tool_calls=calls, reasoning=parts.reasoning)
 
     def _record(self, session: Session, prompt: _Prompt, request: AnswerRequest, choices: Sequence[Choice]) -> None:
         if session.record is None or not request.record:
@@ -269,14 +354,16 @@ class ServedModel:
             )
             key = None
             if prompt.conversation is not None:
-                message = read_message(assistant_message(choice))
-                key = conversation_keys((*request.messages, message), request.tools, request.template_variables)[-1]
+                said = _without_reasoning((*request.messages, read_message(assistant_message(choice))))
+                key = conversation_keys(said, request.tools, request.template_variables)[-1]
             session.record.add(answer, key)
 
 
 def assistant_message(choice: Choice, call_ids: Sequence[str] = ()) -> dict[str, Any]:
     """Return OpenAI's message of an answer."""
     message: dict[str, Any] = {"role": "assistant", "content": choice.content}
+    if choice.reasoning:
+        message |= dict.fromkeys(REASONING, choice.reasoning)
     if choice.tool_calls:
         ids = call_ids or [""] * len(choice.tool_calls)
         message["content"] = choice.content or None
@@ -285,6 +372,11 @@ def assistant_message(choice: Choice, call_ids: Sequence[str] = ()) -> dict[str,
             for call_id, call in zip(ids, choice.tool_calls, strict=True)
         ]
     return message
+
+
+def _without_reasoning(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages without thoughts: a client may send an answer back with its thought or without."""
+    return [{name: value for name, value in message.items() if name not in THOUGHTS} for message in messages]
 
 
 def _stopped(text: str, sample: Sample, request: AnswerRequest) -> str:

@@ -121,9 +121,19 @@ FORMS: dict[str, ParseToolCalls] = {"hermes": hermes, "llama3_json": llama3_json
 """The forms that the core reads itself, by the names that serving engines know them by."""
 
 
+_OPENINGS = {"hermes": ('<tool_call>\n{"name": "', "arguments"), "llama3_json": ('{"name": "', "parameters")}
+
+
 def tool_forms() -> tuple[str, ...]:
     """Return the names of these forms."""
     return tuple(FORMS)
+
+
+def call_opening(form: str, name: str) -> str | None:
+    """Return the text that a call of a tool begins with in one of the core's forms, up to the tool's name or, with a `name`, up
+    to the arguments; None for a form in which an answer cannot be begun so."""
+    begin, arguments = _OPENINGS.get(form, ("", ""))
+    return f'{begin}{name}", "{arguments}":' if begin and name else begin or None
 
 
 def _objects(text: str) -> Iterator[str]:

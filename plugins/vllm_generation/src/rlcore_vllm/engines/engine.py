@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from math import inf
 from typing import Any, TypeVar
 
 from rlcore.spi import ContractError, DraftCounts, RlcoreError, WorkerError
@@ -18,7 +19,15 @@ from rlcore_vllm.engines.explain import explain
 from rlcore_vllm.engines.image_features import image_features
 from rlcore_vllm.engines.rank_recorders import Logprobs, Masks, RankCalls
 from rlcore_vllm.engines.recorder import RecordedRequest
-from rlcore_vllm.engines.sampling import Samples, engine_sampling, engine_seeds, finish_reason
+from rlcore_vllm.engines.sampling import (
+    TOKENS_ALONE,
+    OnTokens,
+    SampledTokens,
+    Samples,
+    engine_sampling,
+    engine_seeds,
+    finish_reason,
+)
 from rlcore_vllm.engines.sampling_masks import truncates
 from rlcore_vllm.engines.unfinished import Deliver, Job, Sample, settle
 from rlcore_vllm.setup.settings import EngineSettings
@@ -65,12 +74,13 @@ class Engine:
         # vLLM's own threads abort the process where they still run when it ends.
         atexit.register(self.close)
 
-    def generate(self, samples: Samples, deliver: Deliver) -> Future[None]:
-        """Sample; `deliver` is called in the engine's thread with those that ended in one step, and must be quick.
+    def generate(self, samples: Samples, deliver: Deliver, on_tokens: OnTokens | None = None) -> Future[None]:
+        """Sample; `deliver` is called in the engine's thread with those that ended in one step, and `on_tokens` with new tokens
+        of samples that are read meanwhile. Both must be quick.
 
         Cancelling the future drops the samples that have not ended.
         """
-        job = Job(deliver, len(samples.numbers))
+        job = Job(deliver, len(samples.numbers), on_tokens)
         if not job.num_left:
             job.done.set_result(None)
             return job.done
@@ -78,14 +88,15 @@ class Engine:
         job.done.add_done_callback(lambda done: self._submit(lambda: self._cancel(job)) if done.cancelled() else None)
         return job.done
 
-    def cut(self, calls: Sequence[Future[None]]) -> None:
-        """Hand out what has not ended of `generate` calls, as ABORTED with the tokens that it has; the calls then end."""
+    def cut(self, calls: Sequence[Future[None]], number: int | None = None) -> None:
+        """Hand out what has not ended of `generate` calls, as ABORTED with the tokens that it has; the calls then end. With
+        `number`, only the sample of that number."""
 
         def forward_failure(cut: Future[None]) -> None:
             for call in calls:
                 _forward_failure(cut, call)
 
-        self._submit(lambda: self._cut(calls)).add_done_callback(forward_failure)
+        self._submit(lambda: self._cut(calls, number)).add_done_callback(forward_failure)
 
     def begin_update(self) -> Future[None]:
         """Pause: no token is sampled until end_update. What the device was given before is read first."""
@@ -182,7 +193,10 @@ class Engine:
             for index, number in enumerate(samples.numbers.tolist()):
                 limit = int(samples.limits[index])
                 prompt = prompts[samples.prompt_of[index]]
-                params = engine_sampling(samples.sampling, seeds[index], limit, logprobs=self._recorder is None)
+                read = None if samples.read is None else samples.read[index]
+                least = None if self._recorder is not None and read in (None, TOKENS_ALONE) else 0
+                logprobs = least if read is None else max(read, 0) if least == 0 else None
+                params = engine_sampling(samples.sampling, seeds[index], limit, logprobs=logprobs)
                 request = versions.make_request(
                     str(self._num_requests),
                     prompt,
@@ -192,6 +206,7 @@ class Engine:
                 )
                 self._num_requests += 1
                 sample = Sample(job, number, len(prompt), limit, version, samples.adapter)
+                sample.read = read
                 if samples.sampling.stop_strings:
                     sample.detokenizer = self._detokenizer(params)
                 if samples.routed_experts:
@@ -233,6 +248,8 @@ class Engine:
                         stopped.append(output.request_id)
                     tokens, reason = tokens[:length], "stop"
             if tokens:
+                if sample.read is not None and sample.job.on_tokens is not None:
+                    sample.job.on_tokens(_sampled(sample, tokens, output.new_logprobs))
                 sample.tokens += tokens
                 if output.new_logprobs is not None:
                     sample.logprobs += output.new_logprobs.logprobs[: len(tokens), 0].tolist()
@@ -307,11 +324,15 @@ class Engine:
         recorded = self._recorder.device_bytes if self._recorder is not None and self._settings.in_process else 0
         return recorded + sum(self._llm.collective_rpc(measure))
 
-    def _cut(self, calls: Sequence[Future[None]]) -> None:
+    def _cut(self, calls: Sequence[Future[None]], number: int | None) -> None:
         ends = {id(call) for call in calls}
         known = [*self._samples.values(), *self._ended.values()]
         jobs = {id(sample.job): sample.job for sample in known if id(sample.job.done) in ends}
-        cut = {request: sample for request, sample in self._samples.items() if id(sample.job) in jobs}
+        cut = {
+            request: sample
+            for request, sample in self._samples.items()
+            if id(sample.job) in jobs and number in (None, sample.number)
+        }
         self._samples = {request: sample for request, sample in self._samples.items() if request not in cut}
         self._ended |= cut
         try:
@@ -363,6 +384,19 @@ def _completing(detokenizer: Any, tokens: Sequence[int]) -> int | None:
         if detokenizer.update([token], False) is not None:
             return index + 1
     return None
+
+
+def _sampled(sample: Sample, tokens: Sequence[int], logprobs: Any) -> SampledTokens:
+    """The new tokens of a sample for its reader, with vLLM's log-probabilities of them."""
+    rows: list[dict[int, float]] = []
+    if sample.read != TOKENS_ALONE and logprobs is not None:
+        width = 1 + (sample.read or 0)
+        for index in range(len(tokens)):
+            pairs = zip(
+                logprobs.logprob_token_ids[index, :width].tolist(), logprobs.logprobs[index, :width].tolist(), strict=True
+            )
+            rows.append({token: logprob for token, logprob in pairs if logprob != -inf})
+    return SampledTokens(number=sample.number, first=len(sample.tokens), tokens=list(tokens), logprobs=rows)
 
 
 def _forward_failure(added: Future[None], done: Future[None]) -> None:

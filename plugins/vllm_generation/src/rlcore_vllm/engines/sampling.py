@@ -1,7 +1,7 @@
 """From the request's samples to vLLM's requests, and from its finish reasons back."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from attrs import frozen
@@ -12,6 +12,8 @@ from rlcore_torchkit.generation import FinishedSample, join_samples, splitmix64
 
 SMALLEST_TEMPERATURE = 1e-5
 """vLLM takes the most probable token below it."""
+TOKENS_ALONE = -1
+"""The number of log-probabilities where a reader wants tokens without any."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -37,6 +39,25 @@ class Samples:
     """The images that each of the P prompts reads; None where there are none."""
     adapter: int = 0
     """The engine's number of the adapter that samples, 0 where there are none."""
+    read: Sequence[int | None] | None = None
+    """[S]: most probable tokens to report beside each sampled one, TOKENS_ALONE without log-probabilities, None for a sample
+    that nothing reads while it is sampled; None where nothing reads any."""
+
+
+@frozen(kw_only=True, eq=False)
+class SampledTokens:
+    """Tokens of one sample, for its reader. Travels between processes."""
+
+    number: int
+    """The sample's number in the whole request."""
+    first: int
+    """Earlier tokens of the sample."""
+    tokens: Sequence[int]
+    logprobs: Sequence[Mapping[int, float]] = ()
+    """Log-probabilities by token, at each of the tokens; empty where the reader wants none."""
+
+
+OnTokens: TypeAlias = Callable[[SampledTokens], None]
 
 
 @frozen(kw_only=True, eq=False)
@@ -46,13 +67,14 @@ class Event:
     number: int
     """The call's."""
     finished: Sequence[FinishedSample] = ()
+    sampled: SampledTokens | None = None
     is_last: bool = False
     error: RlcoreError | None = None
     """The error that the call failed with."""
 
 
-def engine_sampling(sampling: SamplingParams, seed: int, limit: int, *, logprobs: bool) -> Any:
-    """vLLM's SamplingParams of one sample; `logprobs` asks for those of the sampled tokens."""
+def engine_sampling(sampling: SamplingParams, seed: int, limit: int, *, logprobs: int | None) -> Any:
+    """vLLM's SamplingParams of one sample; `logprobs` asks for those of sampled tokens and of so many most probable ones."""
     from vllm import SamplingParams as EngineSampling
 
     params = EngineSampling(
@@ -67,7 +89,7 @@ def engine_sampling(sampling: SamplingParams, seed: int, limit: int, *, logprobs
         ignore_eos=True,
         skip_special_tokens=False,
         spaces_between_special_tokens=False,
-        logprobs=0 if logprobs else None,
+        logprobs=logprobs,
     )
     # Without this, what lies below vLLM's own least temperature of 0.01 would be sampled at that.
     params.temperature = sampling.temperature

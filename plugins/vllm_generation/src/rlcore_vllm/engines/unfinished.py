@@ -11,6 +11,7 @@ from rlcore.spi import FinishReason, SamplingMask
 from rlcore.spi.arrays import AnyArray
 from rlcore_torchkit.generation import FinishedSample
 from rlcore_vllm.engines.routing import reported_experts
+from rlcore_vllm.engines.sampling import OnTokens
 
 Deliver: TypeAlias = Callable[[Sequence[FinishedSample]], None]
 
@@ -18,8 +19,9 @@ Deliver: TypeAlias = Callable[[Sequence[FinishedSample]], None]
 class Job:
     """The samples of one generate call."""
 
-    def __init__(self, deliver: Deliver, num_samples: int) -> None:
+    def __init__(self, deliver: Deliver, num_samples: int, on_tokens: OnTokens | None = None) -> None:
         self.deliver = deliver
+        self.on_tokens = on_tokens
         self.num_left = num_samples
         self.done: Future[None] = Future()
 
@@ -44,6 +46,7 @@ class Sample:
         "mask",
         "number",
         "prompt_length",
+        "read",
         "reason",
         "routed",
         "spans",
@@ -69,6 +72,8 @@ class Sample:
         self.is_masked = False
         """True where what its tokens are sampled among is noted; and that, once it has ended."""
         self.mask: SamplingMask | None = None
+        self.read: int | None = None
+        """Samples.read of it."""
 
     def change_version(self, weight_version: int) -> None:
         """Tokens from here on are sampled under another version."""

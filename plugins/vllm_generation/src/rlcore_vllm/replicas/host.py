@@ -32,7 +32,11 @@ class Host:
                 error = WorkerError(str(error))  # the others cannot be pickled
             events.put(Event(number=number, is_last=True, error=error))
 
-        call = self._engine.generate(samples, lambda finished: events.put(Event(number=number, finished=finished)))
+        call = self._engine.generate(
+            samples,
+            lambda finished: events.put(Event(number=number, finished=finished)),
+            lambda sampled: events.put(Event(number=number, sampled=sampled)),
+        )
         self._calls[number] = call
         call.add_done_callback(end)
 
@@ -48,10 +52,10 @@ class Host:
                 self._calls.pop(event.number, None)
         return events
 
-    def cut(self, numbers: Sequence[int]) -> None:
-        """End calls with the tokens that their samples have."""
+    def cut(self, numbers: Sequence[int], sample: int | None = None) -> None:
+        """End calls, or their sample of this number, with the tokens that their samples have."""
         known = (self._calls.get(number) for number in numbers)  # `collect` may forget one meanwhile
-        self._engine.cut([call for call in known if call is not None])
+        self._engine.cut([call for call in known if call is not None], sample)
 
     def cancel(self, number: int) -> None:
         """Drop what has not ended."""

@@ -15,7 +15,7 @@ from attrs import field, frozen
 from rlcore.spi import RlcoreError, WorkerError
 from rlcore_vllm.engines.environment import child_environment
 from rlcore_vllm.engines.explain import explain, is_passing
-from rlcore_vllm.engines.sampling import Samples
+from rlcore_vllm.engines.sampling import OnTokens, Samples
 from rlcore_vllm.engines.unfinished import Deliver, settle
 from rlcore_vllm.replicas.replica import Replica
 from rlcore_vllm.setup.config import VllmConfig
@@ -36,6 +36,7 @@ class _Call:
     """A call of `generate` under way."""
 
     deliver: Deliver
+    on_tokens: OnTokens | None
     done: Future[None] = field(factory=Future)
     began: float = field(factory=time.monotonic)
 
@@ -100,8 +101,8 @@ class ProcessReplica(Replica):
         if (child := self._starting) is not None:
             child.give_up()
 
-    def generate(self, samples: Samples, deliver: Deliver) -> Future[None]:
-        call = _Call(deliver=deliver)
+    def generate(self, samples: Samples, deliver: Deliver, on_tokens: OnTokens | None = None) -> Future[None]:
+        call = _Call(deliver=deliver, on_tokens=on_tokens)
         number, child = next(self._numbers), self._child
         with self._lock:
             self._calls[number] = call
@@ -116,7 +117,7 @@ class ProcessReplica(Replica):
         call.done.add_done_callback(lambda done: self._drop(number) if done.cancelled() else None)
         return call.done
 
-    def cut(self, calls: Sequence[Future[None]]) -> None:
+    def cut(self, calls: Sequence[Future[None]], number: int | None = None) -> None:
         ends = {id(call) for call in calls}
         with self._lock:
             numbers = [number for number, known in self._calls.items() if id(known.done) in ends]
@@ -125,7 +126,7 @@ class ProcessReplica(Replica):
             for number in numbers if done.exception() else ():
                 self._end_call(number, done.exception())
 
-        self._submit("cut", numbers).add_done_callback(end)
+        self._submit("cut", numbers, number).add_done_callback(end)
 
     def _collect(self, child: HostedProcess | None) -> None:
         """Deliver what ends until nothing is under way; a process that dies ends all calls, as any other error does."""
@@ -152,6 +153,8 @@ class ProcessReplica(Replica):
             events = self._call(child, lambda host: host.collect(COLLECT_S), "generate", "refit_timeout_s")
             for event in events:
                 call = self._calls.get(event.number)
+                if call is not None and event.sampled is not None and call.on_tokens is not None:
+                    call.on_tokens(event.sampled)
                 if call is not None and event.finished:
                     call.deliver(event.finished)
                 if event.is_last:

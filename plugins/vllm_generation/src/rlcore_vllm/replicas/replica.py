@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from rlcore.spi import DraftCounts, RlcoreError, WorkerError
 from rlcore_vllm.engines.engine import Engine
 from rlcore_vllm.engines.explain import explain
-from rlcore_vllm.engines.sampling import Samples
+from rlcore_vllm.engines.sampling import OnTokens, Samples
 from rlcore_vllm.engines.unfinished import Deliver
 from rlcore_vllm.setup.settings import EngineSettings
 
@@ -28,12 +28,14 @@ class Replica(ABC):
         """Start the engine; WorkerError where that fails or takes too long."""
 
     @abstractmethod
-    def generate(self, samples: Samples, deliver: Deliver) -> Future[None]:
-        """Sample; `deliver` gets the samples that ended, from any thread, and must be quick. Cancelling drops the rest."""
+    def generate(self, samples: Samples, deliver: Deliver, on_tokens: OnTokens | None = None) -> Future[None]:
+        """Sample; `deliver` gets the samples that ended, and `on_tokens` new tokens of those that are read, from any thread.
+        Both must be quick. Cancelling drops the rest."""
 
     @abstractmethod
-    def cut(self, calls: Sequence[Future[None]]) -> None:
-        """End calls of `generate`: their samples are delivered as ABORTED with the tokens that they have."""
+    def cut(self, calls: Sequence[Future[None]], number: int | None = None) -> None:
+        """End calls of `generate`: their samples, or the one of this number, are delivered as ABORTED with the tokens that they
+        have."""
 
     def begin_update(self) -> Future[None]:
         """Pause: no token is sampled until end_update."""
@@ -95,11 +97,11 @@ class LocalReplica(Replica):
             explanation = explain("".join(traceback.format_exception(error))) or f"{type(error).__name__}: {error}"
             raise WorkerError(f"{self.name} did not start: {explanation}") from error
 
-    def generate(self, samples: Samples, deliver: Deliver) -> Future[None]:
-        return self.engine.generate(samples, deliver)
+    def generate(self, samples: Samples, deliver: Deliver, on_tokens: OnTokens | None = None) -> Future[None]:
+        return self.engine.generate(samples, deliver, on_tokens)
 
-    def cut(self, calls: Sequence[Future[None]]) -> None:
-        self.engine.cut(calls)
+    def cut(self, calls: Sequence[Future[None]], number: int | None = None) -> None:
+        self.engine.cut(calls, number)
 
     def restart(self) -> None:
         self.close()

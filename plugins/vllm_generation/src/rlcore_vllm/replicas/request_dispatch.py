@@ -5,9 +5,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from rlcore.spi import GenerateRequest, RaggedTokens
+from rlcore.spi import GenerateRequest, RaggedTokens, TokenReader
 from rlcore.spi.arrays import Int64Array, gather_ragged
-from rlcore_vllm.engines.sampling import Samples
+from rlcore_vllm.engines.sampling import TOKENS_ALONE, Samples
 
 PARTS_PER_ENGINE = 4
 """A prompt's samples are parted only where there would be fewer parts than this for each engine."""
@@ -72,4 +72,12 @@ def _select(request: GenerateRequest, limits: Int64Array, parts: list[Int64Array
         sampling_mask=request.sampling_mask,
         images=None if request.images is None else tuple(request.images[prompt] for prompt in prompts.tolist()),
         adapter=adapter,
+        read=None if request.readers is None else [_read(request.readers[number]) for number in numbers.tolist()],
     )
+
+
+def _read(reader: TokenReader | None) -> int | None:
+    """Return Samples.read of one sample; one that is read for its end alone sends no tokens."""
+    if reader is None or reader.on_tokens is None:
+        return None
+    return TOKENS_ALONE if reader.num_logprobs is None else reader.num_logprobs

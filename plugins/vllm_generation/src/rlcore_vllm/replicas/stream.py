@@ -12,6 +12,7 @@ from rlcore.spi.arrays import Int64Array
 from rlcore_torchkit.generation import FinishedSample
 from rlcore_vllm.engines.routing import require_experts
 from rlcore_vllm.engines.sampling import Samples, joined
+from rlcore_vllm.replicas.readers import cut_when_cancelled, hand_to_reader
 from rlcore_vllm.replicas.replica import Replica
 from rlcore_vllm.replicas.request_dispatch import dispatch, work_of
 
@@ -46,10 +47,14 @@ class Stream:
                 self._remember(request, part, engine)
         for engine, part in enumerate(parts):
             if len(part.numbers):
-                call = self._replicas[engine].generate(part, partial(self._deliver, request, first, work, engine))
+                replica = self._replicas[engine]
+                call = replica.generate(
+                    part, partial(self._deliver, request, first, work, engine), partial(hand_to_reader, request)
+                )
                 with self._lock:
                     self.calls[call] = engine
                 call.add_done_callback(self._end)
+                cut_when_cancelled(request, part, replica, call)
 
     def _remember(self, request: GenerateRequest, part: Samples, engine: int) -> None:
         """The engine that conversations are on, the oldest first."""
