@@ -126,7 +126,7 @@ def test_another_spi_version_is_an_error_that_gives_both(installer, spi, text):
         ({"check": "x.y"}, "check is 'x.y'"),
         ({"devices": ["tpu"]}, "devices are ['tpu']; expected some of ['cpu', 'cuda']"),
         ({"dtypes": []}, "dtypes are []"),
-        ({"dtypes": ["float8"]}, "dtypes are ['float8']; expected some of ['bfloat16', 'float16', 'float32']"),
+        ({"dtypes": ["float8"]}, "dtypes are ['float8']; expected some of ['bfloat16', 'float16', 'float32', 'float64']"),
         ({"priority": "high"}, "priority is 'high'; expected an integer"),
         ({"priority": True}, "priority is True"),
         ({"spi": (1, 0, 0)}, "spi is (1, 0, 0)"),

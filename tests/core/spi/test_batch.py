@@ -108,7 +108,7 @@ def test_a_column_is_added_without_touching_the_batch():
         ({"loss_mask": GOOD.loss_mask.astype(np.int32)}, "loss_mask: found .* of int32"),
         ({"loss_mask": np.array([0, 1, 1, 1, 0, 1], np.bool_)}, "loss_mask: True at the first token of sequence 1"),
         ({"token_columns": {"x": np.zeros(5, np.float32)}}, r"token column x: found shape \[5\] of float32; expected \[6\]"),
-        ({"token_columns": {"x": np.zeros(6)}}, "token column x: found .* of float64; expected"),
+        ({"token_columns": {"x": np.zeros(6, np.float16)}}, "token column x: found .* of float16; expected"),
         ({"sequence_columns": {"x": np.array(["a"] * 3, object)}}, r"sequence column x: found \[3\] of object; expected \[3\]"),
         ({"sequence_columns": {"x": np.zeros(6)}}, r"sequence column x: found \[6\] of float64; expected \[3\]"),
     ],

@@ -42,7 +42,7 @@ def test_a_batch_carries_them_along():
 
 @pytest.mark.parametrize(
     ("column", "found"),
-    [(column_of([5]), r"shape \[5, 3, 2\] of int16"), (column_of([6]).astype(np.float64), r"shape \[6, 3, 2\] of float64")],
+    [(column_of([5]), r"shape \[5, 3, 2\] of int16"), (column_of([6]).astype(np.float16), r"shape \[6, 3, 2\] of float16")],
 )
 def test_columns_of_another_form_are_refused(column, found):
     with pytest.raises(ContractError, match=f"{ROUTED_EXPERTS}: found {found}; expected \\[6\\]"):

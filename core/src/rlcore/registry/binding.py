@@ -111,16 +111,8 @@ def build_trainer(
         _require_fit(entry, [f"layout: found {layout!r}; expected a TrainerLayout, its rank below its size"])
     record = CallRecord()
     manager = bind(entry, backend, observers, record)
-    return TrainerHandle(
-        entry,
-        manager.hook,
-        record,
-        layout=cast("TrainerLayout", layout),
-        head=context.head,
-        has_policy=context.needs_policy,
-        has_whole_step=getattr(backend, "train_step", None) is not None,
-        lora=context.lora,
-    )
+    has_whole_step = getattr(backend, "train_step", None) is not None
+    return TrainerHandle(entry, manager.hook, record, cast("TrainerLayout", layout), context, has_whole_step)
 
 
 def build_generator(

@@ -8,7 +8,6 @@ import pkgutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-import numpy as np
 from attrs import evolve
 
 from rlcore.registry.module_source import path_problem
@@ -101,12 +100,13 @@ def check_token_arrays(
     name: str,
     arrays: object,
     microbatches: Sequence[TokenBatch],
+    dtype: str,
     *,
     lower: float = -math.inf,
     upper: float = math.inf,
     has_firsts: bool = False,
 ) -> tuple[Float32Array, ...]:
-    """Return the arrays; an error unless each microbatch has one: float32 or float64 [T], finite, within the bounds, and 0.0 at
+    """Return the arrays; an error unless each microbatch has one: [T] of the dtype, finite, within the bounds, and 0.0 at
     the first token of each sequence unless `has_firsts`."""
     if not isinstance(arrays, tuple):
         raise ContractError(f"{name}: found {_described(arrays)}; expected a tuple of arrays")
@@ -114,7 +114,6 @@ def check_token_arrays(
         raise ContractError(f"{name}: found {len(arrays)} arrays; expected one for each of {len(microbatches)} microbatches")
     for index, (array, microbatch) in enumerate(zip(arrays, microbatches, strict=True)):
         where = f"{name} of microbatch {index}"
-        dtype = np.float64 if getattr(array, "dtype", None) == np.float64 else np.float32
         check_array(where, array, dtype, microbatch.num_tokens)
         check_range(where, array, lower=lower, upper=upper)
         if not has_firsts:

@@ -12,28 +12,28 @@ from rlcore.registry.checks import (
 )
 
 
-def check_step(request: spi.TrainStepRequest, result: spi.TrainStepResult) -> None:
+def check_step(request: spi.TrainStepRequest, result: spi.TrainStepResult, dtype: str) -> None:
     """Raise unless a step's figures are those of its request."""
     _check_update(request, result)
-    _check_gradients(request, result)
+    _check_gradients(request, result, dtype)
     for name, bound in request.bounds.items():
         if name in result.metrics and result.metrics[name] > bound:
             found = f"{result.metrics[name]}, above its bound {bound}"
             raise spi.ContractError(f"metrics[{name!r}]: found {found}; expected the step refused with BoundError")
 
 
-def check_piece(request: spi.ForwardBackwardRequest, result: spi.ForwardBackwardResult) -> None:
+def check_piece(request: spi.ForwardBackwardRequest, result: spi.ForwardBackwardResult, dtype: str) -> None:
     """Raise unless the figures of a piece are those of its request."""
     check_version(result.weight_version, request.weight_version)
-    _check_gradients(request, result)
+    _check_gradients(request, result, dtype)
 
 
-def check_pieces(request: spi.ForwardBackwardTogetherRequest, result: spi.ForwardBackwardTogetherResult) -> None:
+def check_pieces(request: spi.ForwardBackwardTogetherRequest, result: spi.ForwardBackwardTogetherResult, dtype: str) -> None:
     """Raise unless there are figures of each adapter's piece."""
     if [*result.pieces] != [*request.pieces]:
         raise spi.ContractError(f"pieces: found those of {[*result.pieces]}; expected {[*request.pieces]}")
     for name, piece in request.pieces.items():
-        check_piece(piece, result.pieces[name])
+        check_piece(piece, result.pieces[name], dtype)
 
 
 def check_optim_step(request: spi.OptimStepRequest, result: spi.OptimStepResult) -> None:
@@ -68,7 +68,9 @@ def _check_update(
 
 
 def _check_gradients(
-    request: spi.TrainStepRequest | spi.ForwardBackwardRequest, result: spi.TrainStepResult | spi.ForwardBackwardResult
+    request: spi.TrainStepRequest | spi.ForwardBackwardRequest,
+    result: spi.TrainStepResult | spi.ForwardBackwardResult,
+    dtype: str,
 ) -> None:
     check_number("loss", result.loss)
     check_metrics("metrics", result.metrics)
@@ -79,25 +81,25 @@ def _check_gradients(
         )
     check_own_names("metrics", result.metrics.keys() - mismatch)
     if request.logprobs:
-        check_token_arrays("logprobs", result.logprobs, request.microbatches, upper=TOLERANCE)
+        check_token_arrays("logprobs", result.logprobs, request.microbatches, dtype, upper=TOLERANCE)
     elif result.logprobs is not None:
         raise spi.ContractError("logprobs: found arrays; expected None, since they were not asked for")
 
 
-def check_logprobs(request: spi.LogprobsRequest, result: spi.LogprobsResult) -> None:
+def check_logprobs(request: spi.LogprobsRequest, result: spi.LogprobsResult, dtype: str) -> None:
     """Raise unless each microbatch has its log-probabilities, and the entropy that was asked for."""
     check_version(result.weight_version, request.weight_version)
-    check_token_arrays("logprobs", result.logprobs, request.microbatches, upper=TOLERANCE)
+    check_token_arrays("logprobs", result.logprobs, request.microbatches, dtype, upper=TOLERANCE)
     if request.entropy:
-        check_token_arrays("entropy", result.entropy, request.microbatches, lower=-TOLERANCE)
+        check_token_arrays("entropy", result.entropy, request.microbatches, dtype, lower=-TOLERANCE)
     elif result.entropy is not None:
         raise spi.ContractError("entropy: found arrays; expected None, since it was not asked for")
 
 
-def check_values(request: spi.ValuesRequest, result: spi.ValuesResult) -> None:
+def check_values(request: spi.ValuesRequest, result: spi.ValuesResult, dtype: str) -> None:
     """Raise unless each microbatch has its values."""
     check_version(result.weight_version, request.weight_version)
-    check_token_arrays("values", result.values, request.microbatches, has_firsts=True)
+    check_token_arrays("values", result.values, request.microbatches, dtype, has_firsts=True)
 
 
 def check_export(request: spi.ExportWeightsRequest, export: spi.WeightExport) -> None:

@@ -21,7 +21,7 @@ from rlcore.registry.trainer_checks import (
 )
 from rlcore.spi import capabilities
 from rlcore.spi.batch import GENERATION_LOGPROBS, PREVIOUS_LOGPROBS, ROUTED_EXPERTS, TokenBatch
-from rlcore.spi.context import LoraSpec
+from rlcore.spi.context import TrainerContext
 from rlcore.spi.errors import BoundError, ContractError, NonFiniteError
 from rlcore.spi.lifecycle import LoadStateRequest, LoadStateResult, SetResidencyRequest, SetResidencyResult
 from rlcore.spi.trainer import (
@@ -57,23 +57,14 @@ class TrainerHandle(BackendHandle):
     state_changing: ClassVar[frozenset[str]] = BackendHandle.state_changing | _STEP_HOOKS
 
     def __init__(
-        self,
-        entry: Entry,
-        hooks: Any,
-        record: CallRecord,
-        layout: TrainerLayout,
-        head: Head = "tokens",
-        *,
-        has_policy: bool = True,
-        has_whole_step: bool = True,
-        lora: LoraSpec | None = None,
+        self, entry: Entry, hooks: Any, record: CallRecord, layout: TrainerLayout, context: TrainerContext, has_whole_step: bool
     ) -> None:
         super().__init__(entry, hooks, record)
         self.layout = layout
-        self.head: Head = head
-        self._has_policy = has_policy
+        self.head: Head = context.head
+        self._has_policy, self._lora = context.needs_policy, context.lora
         self._has_whole_step = has_whole_step
-        self._lora = lora
+        self._dtype = "float64" if context.model.dtype == "float64" else "float32"
         self._pieces = 0
         self._adapter = ""
         self._parked: dict[str, tuple[int | None, int]] = {}
@@ -87,7 +78,7 @@ class TrainerHandle(BackendHandle):
         self._pieces = 0
         if not self._has_whole_step:
             return self._step_of_one_piece(request)
-        result = self._call("train_step", request, TrainStepResult, lambda result: check_step(request, result))
+        result = self._call("train_step", request, TrainStepResult, lambda found: check_step(request, found, self._dtype))
         self._state.weight_version = result.weight_version
         return result
 
@@ -112,7 +103,9 @@ class TrainerHandle(BackendHandle):
         self._require_legal("forward_backward", request, ForwardBackwardRequest)
         self._require_next_piece("forward_backward", request)
         self._pieces = 0  # an error drops the gradients of all pieces
-        result = self._call("forward_backward", request, ForwardBackwardResult, lambda result: check_piece(request, result))
+        result = self._call(
+            "forward_backward", request, ForwardBackwardResult, lambda found: check_piece(request, found, self._dtype)
+        )
         self._pieces = request.piece + 1
         return result
 
@@ -139,7 +132,9 @@ class TrainerHandle(BackendHandle):
             self._state.weight_version, self._pieces = self._parked[used]
         if not self.has(capabilities.ADAPTERS_TOGETHER):
             return self._by_turns(request)
-        result = self._call(hook, request, ForwardBackwardTogetherResult, lambda result: check_pieces(request, result))
+        result = self._call(
+            hook, request, ForwardBackwardTogetherResult, lambda found: check_pieces(request, found, self._dtype)
+        )
         self._parked |= {name: (piece.weight_version, piece.piece + 1) for name, piece in request.pieces.items()}
         self._state.weight_version, self._pieces = self._parked[used]
         return result
@@ -226,7 +221,7 @@ class TrainerHandle(BackendHandle):
         self._require_batches("get_logprobs", request.microbatches, request.temperature, request.weight_version)
         needed = {capabilities.REFERENCE_POLICY: request.model == "reference", capabilities.ENTROPY: request.entropy}
         self._require_capabilities("get_logprobs", needed)
-        result = self._call("get_logprobs", request, LogprobsResult, lambda result: check_logprobs(request, result))
+        result = self._call("get_logprobs", request, LogprobsResult, lambda found: check_logprobs(request, found, self._dtype))
         self._state.weight_version = result.weight_version
         return result
 
@@ -235,7 +230,7 @@ class TrainerHandle(BackendHandle):
         self._require_legal("get_values", request, ValuesRequest)
         self._require_head("get_values", "value")
         self._require_batches("get_values", request.microbatches, 1.0, request.weight_version)
-        result = self._call("get_values", request, ValuesResult, lambda result: check_values(request, result))
+        result = self._call("get_values", request, ValuesResult, lambda found: check_values(request, found, self._dtype))
         self._state.weight_version = result.weight_version
         return result
 
