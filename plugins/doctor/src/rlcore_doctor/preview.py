@@ -1,8 +1,8 @@
 """Reads a run's data without building anything: the number of rows, and the first prompt as the model sees it."""
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
-import numpy as np
 from attrs import frozen
 
 from rlcore.config.data import DatasetConfig, Split
@@ -49,7 +49,7 @@ def preview(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Preview:
         with load_inputs(prepared, tokenizer) as inputs:
             rows = {split: _described(prepared, split, inputs) for split in _data_sets(prepared)}
             prompt = _first_prompt(prepared, inputs)
-            target = {} if prompt is None else _target(inputs)
+            target = {} if prompt is None else _target(inputs, prepared.algorithm.needs.source == "preferences")
             return Preview(rows=rows, first_prompt=prompt, target=target, notes=(*notes, *inputs.notes))
     counts: dict[Split, str] = {}
     for split, config in _data_sets(prepared).items():
@@ -107,19 +107,19 @@ def _formats(rows: Sequence[Row]) -> str:
     return "".join(f", {name} in the format {form}".replace("  ", " ") for name, form in found.items())
 
 
-def _target(inputs: Inputs) -> dict[str, str]:
-    """Return what the first row has besides its prompt: see Preview.target."""
+def _target(inputs: Inputs, has_pairs: bool) -> dict[str, str]:
+    """Return what the first row has besides its prompt, two answers with `has_pairs`: see Preview.target."""
     examples = inputs.examples
     if examples is None:
         row = inputs.train_rows[int(inputs.train_kept[0])]
         return {name: f"{value!r:.{MAX_SHOWN}}" for name, value in row.items() if name != "prompt"}
-    names = ("chosen", "rejected") if examples.chosen_first else ("to learn",)
+    names = ("chosen", "rejected") if has_pairs else ("to learn",)
     found = {}
     for number, name in enumerate(names):
         start, end = examples.tokens.offsets[number : number + 2]
         tokens, learned = examples.tokens.tokens[start:end], examples.learned[start:end]
-        runs = np.split(tokens, np.flatnonzero(np.diff(learned)) + 1)[1::2]  # a sequence begins with what is not learned
-        found[name] = " … ".join(map(inputs.tokenizer.show, runs))
+        runs = groupby(zip(tokens.tolist(), learned.tolist(), strict=True), key=lambda pair: pair[1])
+        found[name] = " … ".join(inputs.tokenizer.show([token for token, _ in run]) for is_learned, run in runs if is_learned)
     return found
 
 
