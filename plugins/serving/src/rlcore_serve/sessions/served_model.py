@@ -172,6 +172,7 @@ class ServedModel:
         self, session: Session, prepared: Prepared, samples: Sequence[Sample], live: LiveTokens | None = None
     ) -> Answered:
         """Return the answers that samples are, and record them in the session if the request wants it."""
+        session.num_answered += len(samples)
         tops = None if live is None or not prepared.request.top_logprobs else live.logprobs
         return await off_loop(self._answered, session, prepared, samples, tops or [()] * len(samples))
 
