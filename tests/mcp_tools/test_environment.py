@@ -141,7 +141,7 @@ def test_errors_of_tools_go_to_the_policy(transport: str, http: McpServerConfig,
 
 def test_a_server_that_dies_fails_the_episode_and_starts_again_for_the_next(environments: Any) -> None:
     environment = environments({"sums": STDIO})
-    with pytest.raises(RewardError, match="(?s)'sums'.*'die'.*the disk is full") as failed:
+    with pytest.raises(RewardError, match="'sums'.*'die'.*disk") as failed:
         step(environment, called("die"))
     assert failure_kind(failed.value) == "tool"
     assert contents(step(environment, called("add", a=1, b=1))) == ["2"]

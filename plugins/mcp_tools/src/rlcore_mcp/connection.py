@@ -54,7 +54,7 @@ class Connection:
         self.tools: tuple[Tool, ...] = ()
         """The tools that the policy gets; set by `open`."""
         self._name, self._config = name, config
-        self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._connected: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
         self._tail: _Tail | None = None
         self._holder = asyncio.create_task(self._hold())
@@ -78,7 +78,7 @@ class Connection:
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Call a tool. RewardError of the kind "tool" where the server ends, gives no answer, or breaks the protocol."""
-        client = await self._client
+        client = await self._connected
         work, doing = client.call_tool(tool, dict(arguments)), f"did not answer a call of {tool!r}"
         try:
             result = await self._within(work, self._config.call_timeout_s, "call_timeout_s", doing)
@@ -89,14 +89,14 @@ class Connection:
     async def close(self) -> None:
         """End the connection, and the program if there is one."""
         self._closing.set()
-        if not self._client.done():
+        if not self._connected.done():
             self._holder.cancel()
         await asyncio.wait({self._holder}, timeout=CLOSE_S)
 
     async def _hold(self) -> None:
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(Client(await self._transport(stack), cache=None))
-            self._client.set_result(client)
+            self._connected.set_result(client)
             await self._closing.wait()
 
     async def _transport(self, stack: AsyncExitStack) -> Any:
@@ -118,7 +118,7 @@ class Connection:
         return stdio_client(parameters, errlog=log)
 
     async def _list(self) -> list[Tool]:
-        client = await asyncio.shield(self._client)
+        client = await asyncio.shield(self._connected)
         tools: list[Tool] = []
         cursor: str | None = None
         while True:
