@@ -32,6 +32,7 @@ RUN_BY = {
     "docs/receipts.md": "tests/bundles/test_receipts_document.py",
     "docs/run-directory.md": "tests/docs/test_run_directory_document.py",
     "docs/tinker.md": "tests/tinker/test_tinker_document.py",
+    "docs/tools.md": "tests/docs/test_tools_document.py",
     "docs/train-inference-agreement.md": "tests/system/test_logprob_mismatch.py",
     "docs/tutorials/": "tests/docs/test_tutorials.py",
     "plugins/session/README.md": "tests/session/test_own_loop_document.py",

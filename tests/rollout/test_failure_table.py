@@ -22,6 +22,7 @@ from rlcore.spi import (
     RewardError,
     Row,
     StepResult,
+    ToolCall,
     Turn,
     fails_as,
 )
@@ -29,6 +30,8 @@ from rlcore_code import sandbox
 from rlcore_code.environment import CodeEnvironment
 from rlcore_math.config import MathConfig
 from rlcore_math.mathematics import MathEnvironment
+from rlcore_mcp.config import McpConfig, McpServerConfig
+from rlcore_mcp.environment import McpEnvironment
 from rlcore_nemo_gym.config import NemoGymConfig
 from rlcore_nemo_gym.environment import NemoGymBackend
 from rlcore_openenv.config import OpenEnvConfig
@@ -51,6 +54,7 @@ from .agent_steps import played
 from .failing import CUT, Step, expected_advantages, sampled
 
 CONTEXT = EnvironmentContext(seed=0)
+TOOL_SERVER = Path(__file__).parents[1] / "mcp_tools" / "tool_server.py"
 SAID = ("fault", "right", "wrong", "wronger")
 """The samples of a group; the first one meets the fault."""
 ENDLESS = "\\boxed{9^{9^{9^{9}}}}"
@@ -252,6 +256,30 @@ def openenv(answer: str | None, action: str = "text") -> Callable[..., Step]:
     return run
 
 
+class CallsInFault:
+    """Finds a call of one tool in the turn "fault" alone."""
+
+    def __init__(self, tool: str) -> None:
+        self._tool = tool
+
+    def parse(self, text: str, tools: Any = ()) -> tuple[str, tuple[ToolCall, ...]]:
+        return text, (ToolCall(id="1", name=self._tool, text=text),) if text == "fault" else ()
+
+
+def mcp(tool: str, **options: Any) -> Callable[..., Step]:
+    """A step of an MCP server, of which the first sample calls a tool."""
+
+    def run(_: Path, __: Any) -> Step:
+        server = McpServerConfig(command=(sys.executable, str(TOOL_SERVER)), **options)
+        backend = McpEnvironment(CONTEXT, McpConfig(servers={"sums": server}))
+        try:
+            return sampled(backend, {"prompt": "a", "answer": "right"}, SAID, tool_parser=CallsInFault(tool))
+        finally:
+            backend.close()
+
+    return run
+
+
 def over(number: int) -> str:
     return json.dumps({"type": "observation", "data": {"observation": {"text": "x"}, "reward": number, "done": True}})
 
@@ -357,6 +385,8 @@ FAULTS = {
         "masked",
         "EXECUTION_ERROR",
     ),
+    "an MCP server dies": Fault(mcp("die"), "tool", "masked", "the disk is full"),
+    "a tool of an MCP server hangs": Fault(mcp("hang", call_timeout_s=1.0), "tool", "masked", "call_timeout_s"),
     "an agent's function raises": Fault(agent('raise LookupError("no page")'), "environment", "masked", "LookupError"),
     "an agent's model is not there": Fault(
         agent('await openai.AsyncOpenAI(base_url="http://127.0.0.1:9", api_key="x", max_retries=0).models.list()'),

@@ -1,9 +1,11 @@
 """Steps of agents: several sequences an episode, deadlines, failures that end the run or are masked."""
 
 import asyncio
+import http.client
 import json
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.report.progress import Progress
@@ -36,7 +39,7 @@ from rlcore_rollout.schedule import Schedule, SchedulePolicy
 from rlcore_rollout.step_plans import Draws, StepPlan
 from rlcore_serve.agents.collector import AgentSampler
 from rlcore_serve.agents.groups import AgentGroups
-from rlcore_serve.sessions.interface import session_server
+from rlcore_serve.sessions.interface import Sample, Sampler, SampleRequest, SessionContext, SessionServer, session_server
 
 from ...rollout.test_sampler import Notes, Speller  # type: ignore[import-not-found]
 
@@ -274,6 +277,51 @@ def test_agents_begin_again_where_one_blocks_their_event_loop(collect: Any) -> N
     baseline_run = collect(play)
     assert baseline_run.responses[:2] == found.responses[:2]
     assert baseline_run.responses[3] == found.responses[3]
+
+
+class Stalling:
+    """Says an episode's first answer alone: the second is sampled until its client hangs up."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler, self.num_stalled = sampler, 0
+
+    async def sample(self, request: SampleRequest) -> Sample | None:
+        if request.goes_on:
+            self.num_stalled += 1
+            await asyncio.Event().wait()
+        return await self._sampler.sample(request)
+
+
+def test_an_answer_on_which_the_agent_hangs_up_is_counted(collect: Any) -> None:
+    """Only the second episode of each row hangs up."""
+    stalling: list[Stalling] = []
+    begun: list[str] = []
+
+    def server(context: SessionContext) -> SessionServer:
+        stalling.append(Stalling(context.sampler))
+        return session_server(evolve(context, sampler=stalling[-1]))
+
+    async def play(row: Row, session: SessionEndpoint) -> EpisodeResult:
+        await ask(session, row["prompt"])
+        begun.append(row["prompt"])
+        if begun.count(row["prompt"]) == 2:
+            address = urllib.parse.urlsplit(session.base_url)
+            before = stalling[0].num_stalled
+            client = http.client.HTTPConnection(address.netloc)
+            body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "more"}]})
+            client.request("POST", f"{address.path}/chat/completions", body)
+            while stalling[0].num_stalled == before:
+                await asyncio.sleep(0.01)
+            client.close()
+        return EpisodeResult(reward=1.0)
+
+    episodes = EpisodeRunner(Agents(play), 300.0, "error", max_concurrent=1)
+    try:
+        found = collect(play, episodes=episodes, server=server)
+    finally:
+        episodes.close()
+    assert found.environment_metrics["dropped_answers"] == 0.5
+    assert found.environment_metrics["segments_per_episode"] == 1.0
 
 
 def test_a_session_ends_with_its_episode(collect: Any) -> None:

@@ -260,6 +260,14 @@ def test_a_history_that_contradicts_itself_is_refused(sessions: Sessions, messag
     assert sessions.finish(session) == []
 
 
+def test_a_session_that_records_nothing_refuses_lone_results_and_takes_answers_in_a_row() -> None:
+    session, model = Session(token="t", record=None), served(Script(f"a{END}"))
+    with pytest.raises(RequestError) as caught:
+        chat(model, session, user("one?"), {"role": "tool", "tool_call_id": "t", "content": "3"})
+    assert caught.value.body()["error"]["param"] == "messages"
+    assert chat(model, session, user("one?"), assistant("a"), assistant("b"), user("two?")).choices[0].content == "a"
+
+
 def test_a_turn_costs_no_more_the_longer_its_conversation_is(sessions: Sessions) -> None:
     """The whole is rendered at turns 1, 2, 4 and so on alone."""
     script, session = Script(*["a" + END] * 40), sessions.open()

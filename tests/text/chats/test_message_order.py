@@ -85,3 +85,8 @@ def test_what_was_sampled_has_no_fault() -> None:
     fault = order_fault(messages, num_known=2)
     assert fault is not None
     assert fault.startswith("message 2, ")
+
+
+def test_answers_in_a_row_may_be_allowed_and_results_keep_their_order() -> None:
+    assert order_fault([USER, ANSWER, ANSWER, USER], allows_repeats=True) is None
+    assert order_fault([USER, result("1")], allows_repeats=True) is not None

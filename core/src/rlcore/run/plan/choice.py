@@ -44,8 +44,7 @@ def choose_plugins(recipe: Recipe, registry: Registry, device: Device, *, measur
 
 def _choose(recipe: Recipe, registry: Registry, device: Device, measures_own: bool, *, rounds: bool) -> RunPlan:
     """The plan for a trainer that `rounds`, by its section, and so computes other log-probabilities than a plain pass."""
-    errors: list[PluginError] = []
-    unusable: list[PluginError] = []
+    errors, unusable = list[PluginError](), list[PluginError]()
 
     def take(role: Role, name: str, into: list[PluginError] = errors, **wanted: Any) -> list[Entry]:
         with _collected(into):
@@ -91,10 +90,9 @@ def _choose(recipe: Recipe, registry: Registry, device: Device, measures_own: bo
     if errors or algorithm is None:
         raise _all_of(errors, missing_text(registry))
     chosen = {entry.role: entry for entry in found if generates or entry.role != "generator"}
+    named = evolve(recipe, sinks=evolve(recipe.sinks, names=tuple(sink.name for sink in sinks)))
     return RunPlan(
-        recipe=_with_dynamic_sampling(
-            evolve(recipe, sinks=evolve(recipe.sinks, names=tuple(sink.name for sink in sinks))), algorithm
-        ),
+        recipe=_with_dynamic_sampling(named, algorithm),
         registry=registry,
         chosen=chosen,
         sinks=sinks,

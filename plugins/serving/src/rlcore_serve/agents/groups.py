@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from rlcore.spi import EpisodeFailure, EpisodeResult, SessionEndpoint
 from rlcore_rollout.environment_calls import EnvironmentCalls, TaskPool
@@ -14,6 +14,9 @@ from rlcore_rollout.group_work import GroupWork
 from rlcore_rollout.step_plans import StepPlans
 from rlcore_serve.sessions.interface import Segment, Session, SessionServer
 from rlcore_serve.sessions.sampler import SessionSampler
+
+DROPPED_ANSWERS = "dropped_answers"
+"""The metric of an episode's samples without an answer, which no sequence holds: the agent hung up on them."""
 
 
 @define(kw_only=True, eq=False)
@@ -208,6 +211,7 @@ class AgentGroups(GroupWork[AgentGroup]):
         try:
             outcome = await self._calls.make(call)
         finally:
+            num_dropped = sum(session.num_unanswered for session in sessions)
             segments = [segment for session in sessions for segment in self._finish(session)]
             if self._running.get(episode) in sessions:  # else of another event loop's attempt
                 self._running.pop(episode, None)  # another event loop may have given it up at this moment
@@ -219,7 +223,8 @@ class AgentGroups(GroupWork[AgentGroup]):
             self.failures.check()
             episode.failure = outcome.ending
         else:
-            episode.result, episode.failure = outcome, outcome.failure
+            metrics = {**outcome.metrics, DROPPED_ANSWERS: float(num_dropped)}
+            episode.result, episode.failure = evolve(outcome, metrics=metrics), outcome.failure
         episode.segments, episode.ended = segments, True
         self._num_ended += 1
         self._tell(self._num_ended, len(self._groups) * self.group_size)

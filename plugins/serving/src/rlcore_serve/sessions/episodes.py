@@ -29,6 +29,11 @@ class EpisodeSession:
         """Samples that were asked for so far."""
         return self._session.num_samples
 
+    @property
+    def num_unanswered(self) -> int:
+        """See Session."""
+        return self._session.num_samples - self._session.num_answered
+
     def finish(self) -> list[Segment]:
         """Refuse its requests from now on, and return what was recorded."""
         return self._sessions.finish(self._session)

@@ -125,6 +125,10 @@ class Session(Protocol):
     def num_samples(self) -> int:
         """Samples that were asked for so far."""
 
+    @property
+    def num_unanswered(self) -> int:
+        """Samples among them without an answer: their clients hung up, or they are under way."""
+
     def finish(self) -> Sequence[Segment]:
         """Refuse its requests from now on, those under way too, and return what was recorded, in order. From any thread."""
 

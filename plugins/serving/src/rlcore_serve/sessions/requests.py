@@ -197,7 +197,6 @@ def _wrong_messages(values: Mapping[str, Any]) -> Iterator[str]:
                 yield f"messages[{number}]: found an image; expected parts of text alone"
         except DataError as error:
             yield f"messages[{number}]: found one {error}"
-    yield from _lone_results(messages)
     choice: Any = values.get("tool_choice")
     if names_function(choice):
         name, known = choice.get("function", choice).get("name"), map(tool_name, tools if isinstance(tools, list) else ())
@@ -213,20 +212,6 @@ def _wrong_messages(values: Mapping[str, Any]) -> Iterator[str]:
             read_tools([tool])
         except DataError as error:
             yield f"tools[{number}]: found {error}"
-
-
-def _lone_results(messages: Sequence[Any]) -> Iterator[str]:
-    """Yield a problem for each result of a tool that no call before it asked for."""
-    called: set[object] = set()
-    for number, message in enumerate(messages):
-        calls = message.get("tool_calls") if isinstance(message, dict) else None
-        if isinstance(calls, list):
-            called |= {call.get("id") for call in calls if isinstance(call, dict) and isinstance(call.get("id"), str | None)}
-        if isinstance(message, dict) and message.get("role") == "tool":
-            asked = message.get("tool_call_id")
-            if not called or (isinstance(asked, str) and asked and None not in called and asked not in called):
-                expected = "a call with its id in an assistant's message before it"
-                yield f"messages[{number}]: found a tool's result ({shown(asked)}) without a call; expected {expected}"
 
 
 def tool_name(tool: object) -> object:

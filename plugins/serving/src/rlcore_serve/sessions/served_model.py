@@ -172,6 +172,7 @@ class ServedModel:
         self, session: Session, prepared: Prepared, samples: Sequence[Sample], live: LiveTokens | None = None
     ) -> Answered:
         """Return the answers that samples are, and record them in the session if the request wants it."""
+        session.num_answered += len(samples)
         tops = None if live is None or not prepared.request.top_logprobs else live.logprobs
         return await off_loop(self._answered, session, prepared, samples, tops or [()] * len(samples))
 
@@ -265,7 +266,7 @@ class ServedModel:
         """The longest known conversation keeps its tokens; what the template puts behind it is encoded alone."""
         keys = conversation_keys(_without_reasoning(request.messages), request.tools, request.template_variables)
         known, parent = (0, None) if session.record is None else session.record.longest_known(keys)
-        if session.record is not None and (fault := order_fault(request.messages, num_known=known)):
+        if fault := order_fault(request.messages, num_known=known, allows_repeats=session.record is None):
             raise RequestError(400, f"messages: found {fault}")
         try:
             tokenizer = self.tokenizer.with_variables(request.template_variables)

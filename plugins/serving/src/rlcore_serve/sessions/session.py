@@ -36,6 +36,8 @@ class Session:
     """Its own in this process."""
     num_samples: int = 0
     """Samples that were asked for."""
+    num_answered: int = 0
+    """Samples that were generated to their end, and answered."""
     is_finished: bool = False
     order: asyncio.Lock | nullcontext[None] = field(init=False)
     """Lock that is held while a request is read: a recorded session reads its requests in the order of arrival."""

@@ -9,16 +9,20 @@ RESULTS = ("tool", "ipython", "function")
 """Roles of messages that continue the query before them; all others begin another one."""
 
 
-def order_fault(messages: Sequence[Message], *, num_known: int = 0, follows_answer: bool = False) -> str | None:
+def order_fault(
+    messages: Sequence[Message], *, num_known: int = 0, follows_answer: bool = False, allows_repeats: bool = False
+) -> str | None:
     """Return why messages, each as `read_message` returns it, contradict each other; None where they do not. The text completes
     "found …". The first `num_known` of them are as the policy saw and sampled them, and have no fault. With `follows_answer` an
-    answer of the policy, whose calls its text has, stands before the first one."""
+    answer of the policy, whose calls its text has, stands before the first one. With `allows_repeats` two answers in a row,
+    which need not be samples, have no fault."""
     answer: Message | None = None
     number_of_answer, is_answered = -1, follows_answer
     for number, message in enumerate(messages):
         role = message["role"]
         if role == ASSISTANT:
-            if number >= num_known and is_answered and (number == 0 or messages[number - 1]["role"] == ASSISTANT):
+            is_repeat = is_answered and (number == 0 or messages[number - 1]["role"] == ASSISTANT)
+            if number >= num_known and is_repeat and not allows_repeats:
                 return (
                     f"message {number}, the assistant's, right behind another answer; expected one message for each sampled "
                     "answer, and a message between two answers"

@@ -1,0 +1,1 @@
+"""An environment for rlcore: the policy calls the tools of MCP servers."""
