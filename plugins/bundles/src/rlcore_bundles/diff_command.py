@@ -6,7 +6,9 @@ from pathlib import Path
 import attrs
 import click
 
+from rlcore.spi import ConfigError
 from rlcore_bundles.json_output import json_text
+from rlcore_bundles.own_calls import bundle_problem
 from rlcore_bundles.run_difference import RunDifference, run_difference
 
 SHOWN = 8
@@ -21,6 +23,8 @@ def diff_command(first: Path, second: Path, as_json: bool) -> None:
 
     FIRST and SECOND are run directories. Figures of seconds and memory do not count. The exit code is 1 where the runs part.
     """
+    if problems := [*bundle_problem(first, "FIRST"), *bundle_problem(second, "SECOND")]:
+        raise ConfigError(problems)
     found = run_difference(first, second)
     click.echo(json_text(attrs.asdict(found)) if as_json else "\n".join(_lines(found, first, second)))
     if found.step is not None or found.sample is not None:

@@ -14,7 +14,7 @@ from rlcore.run.protocols import CollectedRollouts
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, WEIGHT_VERSIONS, TurnRewards
 from rlcore.spi.arrays import AnyArray, BoolArray, Int64Array
 from rlcore_bundles.bundle import Bundle, Update
-from rlcore_bundles.recomputed_rewards import Rewards
+from rlcore_bundles.recomputed_rewards import OWN_LOOP, Rewards
 from rlcore_bundles.recorded_groups import tokens_of
 from rlcore_bundles.replaying import Replayed
 from rlcore_bundles.rows import FACTOR, Row, place_of
@@ -49,16 +49,25 @@ def compare(
     perturbed, where that is not `replayed`."""
     base = unperturbed or replayed
     rows = list(_episode_rows(recorded, rewards))
-    rows.append(_generator_row(recorded, replayed, base, perturbed))
+    if recorded.own_step is None:
+        rows.append(_generator_row(recorded, replayed, base, perturbed))
+    else:
+        rows.append(Row(quantity=GENERATOR, verdict="not compared", reason=OWN_LOOP))
+        rows.append(_start_row(recorded, replayed.bundle))
     bundles = _with_common_names([recorded, replayed.bundle, base.bundle, *(one.bundle for one in perturbed)])
     recorded, own, start, *others = bundles
-    rows.append(_set_row(recorded, own))
+    if recorded.own_step is None:
+        rows.append(_set_row(recorded, own))
+    else:
+        rows.append(Row(quantity=MINIBATCHES, verdict="not compared", reason=OWN_LOOP))
     if rows[-1].verdict == "differs":
         return rows
     every = [dict(_quantities(one, recorded)) for one in (recorded, own, start, *others)]
     first, second, middle, *rest = every
     for name, values in first.items():
-        if not whole and name.startswith("update ") and not name.startswith("update 1:"):
+        if recorded.own_step is not None and not name.startswith("update "):
+            rows.append(Row(quantity=name, verdict="not compared", reason=OWN_LOOP))
+        elif not whole and name.startswith("update ") and not name.startswith("update 1:"):
             rows.append(Row(quantity=name, verdict="not compared", reason="the optimizer's state is not in the bundle"))
         elif name not in second:
             rows.append(Row(quantity=name, verdict="not compared", reason="the replay's trainer does not return it"))
@@ -239,10 +248,37 @@ def _of_update(update: Update, bundle: Bundle, recorded: Bundle, prefix: str) ->
     if update.gradient_norms is not None:
         yield _named(f"{prefix} gradient of a tensor", update.gradient_norms)
     yield _single(f"{prefix} gradient norm", update.grad_norm)
-    most = parse_toml(bundle.recipe)["optimizer"]["max_grad_norm"]
+    most = _max_grad_norm(bundle)
     yield _single(f"{prefix} clip", min(1.0, most / update.grad_norm) if most and update.grad_norm else 1.0)
     yield _single(f"{prefix} learning rate", update.learning_rate)
     yield _named(f"{prefix} metrics", update.metrics)
+
+
+def _max_grad_norm(bundle: Bundle) -> float:
+    """The norm to which gradients are clipped; 0.0 clips nothing."""
+    given = None if bundle.own_step is None else bundle.own_step.settings.max_grad_norm
+    most: float = parse_toml(bundle.recipe)["optimizer"]["max_grad_norm"] if given is None else given
+    return most
+
+
+def _start_row(recorded: Bundle, own: Bundle) -> Row:
+    """The weights that the replay of an own loop's step begins with."""
+    name, before, after = "weights before the step", recorded.digests_before, own.digests_before
+    if not before or not after:
+        reason = "weights of another dtype have other digests" if before else "the bundle has no digests of them"
+        return Row(quantity=name, verdict="not compared", reason=reason)
+    if "lora" in parse_toml(recorded.recipe):
+        return Row(quantity=name, verdict="not compared", reason="trainers round merged adapters differently")
+    return _digests_row(name, before, after, rounded=False)
+
+
+def _digests_row(name: str, before: Mapping[str, int], after: Mapping[str, int], *, rounded: bool) -> Row:
+    """The tensors whose digests differ. `rounded`: a quantity before them was rounded."""
+    other = [one for one, digest in before.items() if after.get(one) != digest]
+    if not other:
+        return Row(quantity=name, verdict="equal", count=len(before))
+    where = f"{len(other)} of {len(before)} tensors, the first {other[0]}"
+    return Row(quantity=name, verdict="rounding" if rounded else "differs", count=len(before), where=where)
 
 
 def _digest_row(recorded: Bundle, own: Bundle, whole: bool, rounded: bool) -> Row:
@@ -253,12 +289,7 @@ def _digest_row(recorded: Bundle, own: Bundle, whole: bool, rounded: bool) -> Ro
         return Row(quantity=name, verdict="not compared", reason="the optimizer's state is not in the bundle")
     if not own.digests_after:
         return Row(quantity=name, verdict="not compared", reason="weights of another dtype have other digests")
-    other = [one for one, digest in recorded.digests_after.items() if own.digests_after.get(one) != digest]
-    count = len(recorded.digests_after)
-    if not other:
-        return Row(quantity=name, verdict="equal", count=count)
-    where = f"{len(other)} of {count} tensors, the first {other[0]}"
-    return Row(quantity=name, verdict="rounding" if rounded else "differs", count=count, where=where)
+    return _digests_row(name, recorded.digests_after, own.digests_after, rounded=rounded)
 
 
 def _single(name: str, value: float) -> _Values:

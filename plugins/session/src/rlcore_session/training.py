@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from attrs import define, evolve, field, frozen
@@ -31,7 +31,12 @@ from rlcore_session.losses import LINEAR, Derivatives, Losses
 from rlcore_session.prompts import LEAST_TEMPERATURE
 from rlcore_session.records import Gradients, Update
 
+if TYPE_CHECKING:
+    from rlcore_session.recording import StepRecording
+
 FLOAT32 = np.finfo(np.float32)
+CALLS = "one forward_backward and one optim_step"
+"""The calls of a step that a bundle holds."""
 
 
 @frozen(kw_only=True)
@@ -79,6 +84,8 @@ class Training:
     """The number of adapters that were begun, each time anew, and of states that were loaded."""
     parked: dict[str, ParkedAdapter] = field(factory=dict)
     """Adapters that are not in use."""
+    recording: "StepRecording | None" = None
+    """The bundle that the next step is written to."""
     incarnation: int = 0
     """`num_begun` when the adapter in use was begun or loaded: one that is begun anew is another one."""
 
@@ -118,6 +125,8 @@ class Training:
     def forward_backward(self, piece: Piece) -> Gradients:
         """Add the gradients of a loss."""
         trainer, batch, loss = self._trainer(piece.temperature), piece.batch, piece.loss
+        if (recording := self.recording) is not None:
+            recording.require(loss, self.pieces)
         if isinstance(loss, str | LossSpec) or not callable(loss):
             spec = Losses(recipe=self.recipe, trainer=trainer).spec(loss, piece.config, batch)
         else:
@@ -131,12 +140,16 @@ class Training:
             spec, batch = LINEAR, batch.with_token_column(DERIVATIVES, derivatives_of(given, batch))
         minibatch = evolve(piece, batch=batch).minibatch(self.version)
         returns = trainer.has(capabilities.STEP_LOGPROBS)
+        if recording is not None:
+            recording.begin()
         with self._dropping():
             own = None if returns else trainer.logprobs(batch, _every(batch), "policy", self.version)
             result, logprobs = trainer.forward_backward(minibatch, spec, self.version, piece=self.pieces, logprobs=returns)
         self.pieces += 1
         found = own if logprobs is None else logprobs
         assert found is not None, "the trainer returned them, or was asked before"
+        if recording is not None:
+            recording.note(minibatch, spec, result, found, piece.temperature)
         return Gradients(loss=result.loss, metrics=dict(result.metrics), logprobs=split(found, batch))
 
     def forward_backward_together(self, pieces: Mapping[str, Piece]) -> dict[str, Gradients]:
@@ -207,6 +220,7 @@ class Training:
 
     def _require_pieces(self, pieces: Mapping[str, Piece]) -> None:
         call = "forward_backward_together"
+        self._require_unrecorded(call)
         self._require_many(call)
         known = {self.adapter, *self.parked}
         if not pieces or pieces.keys() - known:
@@ -235,10 +249,15 @@ class Training:
         }
         if (betas := settings["betas"]) is not None:
             given["betas"] = float(betas[0]), float(betas[1])
+        trainer, recording = self.backends.trainer, self.recording
+        if recording is not None and trainer.has(capabilities.GRADIENT_NORMS):
+            given["gradient_norms"] = True
         with self._dropping():
             request = OptimStepRequest(pieces=self.pieces, weight_version=self.version, **given)
-            result = self.backends.trainer.optim_step(request)
-        self.version, self.pieces, self.dropped = result.weight_version, 0, ""
+            result = trainer.optim_step(request)
+        self.version, self.pieces, self.dropped, self.recording = result.weight_version, 0, "", None
+        if recording is not None:
+            recording.write(request, result)
         return Update(
             weight_version=result.weight_version,
             grad_norm=result.grad_norm,
@@ -252,6 +271,7 @@ class Training:
 
     def use_adapter(self, name: str, seed: int | None, rank: int | None, drops: Sequence[str]) -> int:
         """Change to another adapter, and return its version."""
+        self._require_unrecorded("use_adapter")
         self._require_adapters(name, seed, rank, drops)
         self.weights.to_training()
         seed, rank = (None if number is None else int(number) for number in (seed, rank))
@@ -299,6 +319,21 @@ class Training:
             found = f"{unknown[0]!r:.80}, which is in use or was never begun"
             expected = f"one of {', '.join(sorted(map(repr, known)))}"
             raise CallError([Problem(path="use_adapter", found=found, expected=expected, remedy="A seed begins an adapter.")])
+
+    def record(self, recording: "StepRecording") -> None:
+        """Write the next step to a bundle."""
+        found = f"the gradients of {self.pieces} call(s)" if self.pieces else ""
+        if not found and (self.adapter or self.parked):
+            found = f"a session of {1 + len(self.parked)} adapters"
+        if found:
+            expected, remedy = "no gradients, and one adapter", "Call it before the step, in a session without use_adapter."
+            raise CallError([Problem(path="record", found=found, expected=expected, remedy=remedy)])
+        self.recording = recording
+
+    def _require_unrecorded(self, call: str) -> None:
+        if self.recording is not None:
+            found, remedy = f"a call of a step that {self.recording.directory} is to hold", "Make the step of `record` first."
+            raise CallError([Problem(path=call, found=found, expected=CALLS, remedy=remedy)])
 
     def to_save(self) -> int:
         """Move the trainer to where it can be saved, and return its version."""
