@@ -1,7 +1,8 @@
 """A step of an own loop as a bundle: what it holds, what a replay names, and which steps are refused."""
 
 import json
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import rlcore
 from rlcore.cli.main import cli
-from rlcore.spi import CheckpointError, ConfigError, LossSpec
+from rlcore.spi import CheckpointError, ConfigError, LossSpec, NonFiniteError
 from rlcore_bundles.bisecting import bisect
 from rlcore_bundles.bundle import Bundle
 from rlcore_bundles.compared_batch import batch_of
@@ -112,7 +113,7 @@ def test_another_trainer_or_dtype_differs_by_rounding_alone(recorded: Bundle, ov
     assert {verdicts["update 1: gradient of a tensor"], verdicts["update 1: clip"]} <= {"equal", "rounding"}
 
 
-def test_planted_faults_are_named(recorded: Bundle, tmp_path: Path) -> None:
+def test_planted_faults_are_named(recorded: Bundle) -> None:
     advantage = with_column(recorded, "advantages", 0, 0.01)
     assert first_of(advantage) == ("update 1: loss", "the update")
     [update] = recorded.updates
@@ -127,7 +128,10 @@ def test_planted_faults_are_named(recorded: Bundle, tmp_path: Path) -> None:
     norms = {**(update.gradient_norms or {})}
     tensor = sorted(norms)[2]
     norms[tensor] *= 1.001
-    assert first_of(evolve(recorded, updates=[evolve(update, gradient_norms=norms)])) == ("update 1: gradient of a tensor", tensor)
+    assert first_of(evolve(recorded, updates=[evolve(update, gradient_norms=norms)])) == (
+        "update 1: gradient of a tensor",
+        tensor,
+    )
 
 
 def test_a_changed_weight_is_named(recorded: Bundle, tmp_path: Path) -> None:
@@ -148,8 +152,6 @@ def test_a_changed_weight_is_named(recorded: Bundle, tmp_path: Path) -> None:
 
 def copied(source: Path, target: Path) -> None:
     """Copy the folders of weights."""
-    import shutil
-
     for name in ("model", "state"):
         shutil.copytree(source / name, target / name)
 
@@ -172,6 +174,30 @@ def test_demonstrations_without_weights_at_the_models_beginning(opened: OpenSess
     assert result.exit_code == 0, result.output
     assert "Nothing differs by more than rounding: every number is equal." in result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle"]
+
+
+def test_a_step_that_fails_begins_anew_and_leaves_nothing(opened: OpenSession, tmp_path: Path) -> None:
+    session = opened(**FSDP2)
+    session.record(tmp_path / "bundle")
+    with pytest.raises(NonFiniteError):
+        session.forward_backward([Datum([1, 2, 3], None, {"weights": [0.0, 3e38, 3e38]})])
+    assert session.weight_version == 0
+    session.forward_backward([SIX])
+    session.optim_step()
+    session.forward_backward([SIX])
+    session.optim_step()
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+    bundle = read_bundle(tmp_path / "bundle")
+    assert (bundle.weight_version, bundle.trained.num_tokens) == (0, 6)
+    session.record(tmp_path / "unfinished")
+    session.forward_backward([SIX])
+    session.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_dropout_is_refused(opened: OpenSession, tmp_path: Path) -> None:
+    with pytest.raises(CallError, match=r"record: found lora\.dropout = 0\.5"):
+        opened(lora={"rank": 2, "dropout": 0.5}, **FSDP2).record(tmp_path / "bundle")
 
 
 def own_loss(logprobs: list[Any]) -> list[Any]:
@@ -205,14 +231,19 @@ def test_other_calls_of_a_recorded_step_are_refused(opened: OpenSession, tmp_pat
         session.record(tmp_path / "bundle")
     session.optim_step()
     session.record(tmp_path / "bundle")
-    for call in (lambda: session.use_adapter("a", seed=1), lambda: session.forward_backward_together({"": {"data": [SIX]}})):
+    calls: list[Callable[[], object]] = [
+        lambda: session.use_adapter("a", seed=1),
+        lambda: session.forward_backward_together({"": {"data": [SIX]}}),
+    ]
+    for call in calls:
         with pytest.raises(CallError, match="a step that .*bundle is to hold"):
             call()
     session.forward_backward([SIX])
     with pytest.raises(CallError, match=r"found call 2 of a recorded step; expected one forward_backward and one optim_step"):
         session.forward_backward([SIX])
     session.optim_step()
-    assert first_of(read_bundle(tmp_path / "bundle"))[0] == ""
+    rows = replay(read_bundle(tmp_path / "bundle"), ["trainer.name=fsdp2"]).rows
+    assert first_difference(rows) is None, rows
 
 
 def test_wrong_arguments_of_record(fakes: Session, tmp_path: Path) -> None:
@@ -229,10 +260,7 @@ def test_a_bundle_that_names_code_is_refused(recorded: Bundle) -> None:
         replay(wrong)
 
 
-def test_bisect_names_a_setting_and_an_input_and_refuses_other_calls(recorded: Bundle, model: Path, tmp_path: Path) -> None:
-    rate = record(model, tmp_path / "rate", optimizer={"learning_rate": 2e-2})
-    with_rate = evolve(rate, weights="none", weight_version=0)
-    del with_rate
+def test_bisect_and_diff_name_an_input_and_refuse_or_list_other_calls(recorded: Bundle, model: Path, tmp_path: Path) -> None:
     data = record(model, tmp_path / "data", scale=2.0)
     found = bisect(recorded, data)
     assert (found.kind, list(found.components)) == ("inputs", ["column advantages"])
@@ -240,15 +268,36 @@ def test_bisect_names_a_setting_and_an_input_and_refuses_other_calls(recorded: B
     other = evolve(data, updates=[evolve(update, loss_config={**update.loss_config, "clip_high": 0.3})])
     with pytest.raises(ConfigError, match=r"config.clip_high = 0.3, in the good one 0.28"):
         bisect(recorded, other)
-
-
-def test_commands_on_runs_refuse_a_bundle_in_one_message(recorded: Bundle) -> None:
     folder = str(recorded.directory)
-    result = CliRunner().invoke(cli, ["diff", folder, folder])
+    result = CliRunner().invoke(cli, ["diff", folder, str(tmp_path / "data")])
+    assert result.exit_code == 1, result.output
+    assert "The steps part in advantages: sample 0, token" in result.output
+    equal = CliRunner().invoke(cli, ["diff", folder, folder, "--json"])
+    assert equal.exit_code == 0, equal.output
+    rows = json.loads(equal.output)["rows"]
+    assert {row["verdict"] for row in rows} == {"equal"}
+    assert [row["quantity"] for row in rows][:3] == ["weights before the step", "tokens", "advantages"]
+
+
+def test_bisect_names_a_setting(model: Path, tmp_path: Path) -> None:
+    bundles = []
+    for rate in (1e-2, 2e-2):
+        with rlcore.open(recipe_of(model, **FSDP2, optimizer={"learning_rate": rate})) as session:
+            session.record(tmp_path / f"{rate}", weights="none")
+            step(session, 0)
+        bundles.append(read_bundle(tmp_path / f"{rate}"))
+    found = bisect(*bundles)
+    assert (found.kind, list(found.components), found.quantity) == ("setting", ["learning rate"], "update 1: learning rate")
+    result = CliRunner().invoke(cli, ["diff", *(str(one.directory) for one in bundles)])
+    assert "optimizer.learning_rate" in result.output.partition("quantity")[0]
+    assert "The steps part in update 1: learning rate" in result.output
+
+
+def test_commands_on_runs_refuse_a_bundle_in_one_message(recorded: Bundle, tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["diff", str(recorded.directory), str(tmp_path)])
     assert result.exit_code == 2
-    assert "FIRST: found" in result.output
     assert "SECOND: found" in result.output
-    assert "rlcore bisect" in result.output
+    assert "two bundles that sessions wrote" in result.output
     with pytest.raises(ConfigError, match="a step of a program's own loop"):
         batch_of(recorded, None, {})
 

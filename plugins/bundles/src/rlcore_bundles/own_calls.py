@@ -1,7 +1,6 @@
-"""The calls of two steps of own loops side by side, and what commands on runs refuse of them."""
+"""The arguments of the calls of two own loops' steps, side by side."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -9,7 +8,6 @@ import attrs
 from rlcore.spi import Problem
 from rlcore_bundles.bundle import Bundle
 from rlcore_bundles.file_digests import leaves
-from rlcore_bundles.header import HEADER
 
 OWN_LOOP = "a step of a program's own loop"
 
@@ -22,19 +20,17 @@ def own_step_problems(good: Bundle, bad: Bundle) -> Iterator[Problem]:
         found, expected = f"{OWN_LOOP}, and a run's", "two of runs or two of own loops"
         yield Problem(path="GOOD, BAD", found=found, expected=expected, remedy="Name another bundle.")
         return
-    first, second = (_calls(one) for one in (good, bad))
-    names = [name for name in dict.fromkeys([*first, *second]) if first.get(name) != second.get(name)]
-    if names:
-        found = ", ".join(f"{name} = {second.get(name)!r}, in the good one {first.get(name)!r}" for name in names)
+    if changes := differing_calls(good, bad):
+        found = "; ".join(f"{name} = {second!r}, in the good one {first!r}" for name, first, second in changes)
         remedy = "That is a difference of the programs. Record both steps with equal calls to find another one."
         yield Problem(path="GOOD, BAD", found=found, expected="equal arguments of the session's calls", remedy=remedy)
 
 
-def bundle_problem(path: Path, key: str) -> Iterator[Problem]:
-    """Yield a problem where a path is a bundle, and a run's directory is expected."""
-    if (path / HEADER).is_file():
-        remedy = "`rlcore bisect` compares two bundles, and `rlcore replay` computes one again."
-        yield Problem(path=key, found=f"{path}, a bundle", expected="a run directory", remedy=remedy)
+def differing_calls(first: Bundle, second: Bundle) -> list[tuple[str, Any, Any]]:
+    """The arguments that differ in the calls of two steps of own loops, each with both values."""
+    one, other = (_calls(bundle) for bundle in (first, second))
+    names = (name for name in dict.fromkeys([*one, *other]) if one.get(name) != other.get(name))
+    return [(name, one.get(name), other.get(name)) for name in names]
 
 
 def _calls(bundle: Bundle) -> Mapping[str, Any]:

@@ -1,6 +1,5 @@
 """The step of a program's own loop, computed again by the calls that a session makes: forward_backward and optim_step."""
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
@@ -20,7 +19,7 @@ from rlcore.spi import (
 )
 from rlcore.spi.arrays import Float32Array
 from rlcore.spi.execution import Minibatch, TrainerGroup
-from rlcore_bundles.bundle import Bundle, OwnStep, Update
+from rlcore_bundles.bundle import Bundle, Update
 from rlcore_torchkit.rl.loss_config import LossConfig
 from rlcore_torchkit.rl.loss_spec import policy_gradient_spec
 
@@ -73,7 +72,7 @@ def repeated(bundle: Bundle, trainer: TrainerGroup, version: int) -> Update:
     """Compute the step of an own loop again. CheckpointError where the bundle names another loss than rlcore's."""
     calls, (recorded, *_) = bundle.own_step, bundle.updates
     assert calls is not None, "a bundle of an own loop"
-    loss, group = loss_of(recorded, calls), trainer.at_temperature(calls.temperature)
+    loss, group = loss_of(bundle), trainer.at_temperature(calls.temperature)
     counts = GlobalCounts(num_loss_tokens=recorded.num_loss_tokens, num_loss_sequences=recorded.num_loss_sequences)
     minibatch = Minibatch(
         batch=bundle.trained, sequences=recorded.sequences, counts=counts, schedule_step=recorded.schedule_step
@@ -83,17 +82,18 @@ def repeated(bundle: Bundle, trainer: TrainerGroup, version: int) -> Update:
     result, found = group.forward_backward(minibatch, loss, version, piece=0, logprobs=returns)
     logprobs = own if found is None else found
     assert logprobs is not None, "the trainer returned them, or was asked before"
-    settings: Mapping[str, Any] = attrs.asdict(calls.settings)
-    planned = {"schedule_step": recorded.schedule_step} if trainer.has(capabilities.SCHEDULE_STEP) else {}
+    settings: dict[str, Any] = attrs.asdict(calls.settings)
+    if trainer.has(capabilities.SCHEDULE_STEP):
+        settings["schedule_step"] = recorded.schedule_step
     norms = trainer.has(capabilities.GRADIENT_NORMS)
-    step = trainer.optim_step(
-        OptimStepRequest(pieces=1, weight_version=version, gradient_norms=norms, **planned, **settings)
-    )
+    step = trainer.optim_step(OptimStepRequest(pieces=1, weight_version=version, gradient_norms=norms, **settings))
     return Piece(minibatch=minibatch, loss=loss, result=result, logprobs=logprobs).update(step)
 
 
-def loss_of(update: Update, calls: OwnStep) -> LossSpec:
-    """The loss that the update names, of rlcore's own. CheckpointError where it is another one."""
+def loss_of(bundle: Bundle) -> LossSpec:
+    """The loss that an own loop's step names, of rlcore's own. CheckpointError where it is another one."""
+    calls, (update, *_) = bundle.own_step, bundle.updates
+    assert calls is not None, "a bundle of an own loop"
     if update.loss not in LOSSES:
         raise CheckpointError(f"the bundle names the loss {update.loss!r:.80}; expected {' or '.join(LOSSES)}")
     spec = LossSpec(path=CROSS_ENTROPY, config=_NoOptions())

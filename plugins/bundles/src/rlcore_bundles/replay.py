@@ -56,7 +56,9 @@ def computed(bundle: Bundle, plan: RunPlan, start: Start, *, skips_rewards: str 
         start = evolve(start, state=None)  # a trainer reads the state of no other
     rewards = skips_rewards or reason_to_skip(bundle, plan) or recomputed_rewards(bundle, plan)
     is_own = bundle.own_step is not None
-    wants = (is_own or start.is_whole(bundle)) and plan.model.dtype == bundle.environment["dtype"] and bool(bundle.digests_after)
+    wants = (
+        (is_own or start.is_whole(bundle)) and plan.model.dtype == bundle.environment["dtype"] and bool(bundle.digests_after)
+    )
     return Computed(replayed=replayed(bundle, plan, start, digests=wants), rewards=rewards, start=start)
 
 

@@ -40,7 +40,7 @@ from rlcore.spi.execution import Backends
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_bundles.bundle import Bundle
 from rlcore_bundles.file_digests import file_of, leaves
-from rlcore_bundles.own_step import repeated
+from rlcore_bundles.own_step import loss_of, repeated
 from rlcore_bundles.recorded_groups import Notes, RecordedTrainer, environment_of, scored_columns
 from rlcore_bundles.storage import MODEL, STATE
 from rlcore_bundles.weight_digests import weight_digests
@@ -211,7 +211,8 @@ def _own_files(bundle: Bundle, recipe: Mapping[str, Any]) -> Iterator[Problem]:
 def plan_of(bundle: Bundle, start: Start, overrides: Sequence[str], settings: Mapping[str, Any] | None = None) -> RunPlan:
     """The checked plan of a replay, with nothing allocated. `settings` is a recipe in place of the bundle's."""
     origin = Origin(label="the bundle", directory=Path.cwd())
-    is_own_loop = bundle.own_step is not None
+    if is_own_loop := bundle.own_step is not None:
+        loss_of(bundle)
     given = ReplayOverrides(model=start.model, adapters=start.adapters, origin=origin, is_own_loop=is_own_loop)
     settings = settings_of(bundle) if settings is None else settings
     plan = prepare(settings, overrides, given=given)

@@ -95,7 +95,11 @@ def _file_problems(directory: Path, files: Mapping[str, Any]) -> Iterator[str]:
 def _header(bundle: Bundle) -> dict[str, Any]:
     updates = [{name: _plain(getattr(one, name)) for name in (*_OF_UPDATE, *_MORE_OF_UPDATE)} for one in bundle.updates]
     digests = {"before": dict(bundle.digests_before), "after": dict(bundle.digests_after)}
-    own = {} if bundle.own_step is None else {"own_step": attrs.asdict(bundle.own_step, filter=lambda _, value: value is not None)}
+    own = (
+        {}
+        if bundle.own_step is None
+        else {"own_step": attrs.asdict(bundle.own_step, filter=lambda _, value: value is not None)}
+    )
     return {
         "format": FORMATS["run" if bundle.own_step is None else "own loop"],
         **own,

@@ -120,10 +120,10 @@ def _first_input(good: Bundle, bad: Bundle) -> tuple[str, str]:
     if len(differing) or one.num_tokens != two.num_tokens:
         token = int(differing[0]) if len(differing) else shared
         return "sampled tokens", "sample {}, token {}".format(*place_of(one.offsets, token))
-    return ("", "") if good.own_step is None or bad.own_step is None else _first_column(good.trained, bad.trained)
+    return ("", "") if good.own_step is None or bad.own_step is None else first_column(good.trained, bad.trained)
 
 
-def _first_column(one: TokenBatch, two: TokenBatch) -> tuple[str, str]:
+def first_column(one: TokenBatch, two: TokenBatch) -> tuple[str, str]:
     """The first column of an own loop's data that differs on equal tokens, and the place; "" where none does."""
     first, second = ({"loss_mask": batch.loss_mask, **batch.token_columns, **batch.sequence_columns} for batch in (one, two))
     for name in dict.fromkeys([*first, *second]):
@@ -133,7 +133,9 @@ def _first_column(one: TokenBatch, two: TokenBatch) -> tuple[str, str]:
         if len(differing):
             index = int(differing[0][0])
             is_token = name not in one.sequence_columns
-            return f"column {name}", "sample {}, token {}".format(*place_of(one.offsets, index)) if is_token else f"sample {index}"
+            return f"column {name}", "sample {}, token {}".format(
+                *place_of(one.offsets, index)
+            ) if is_token else f"sample {index}"
     return "", ""
 
 

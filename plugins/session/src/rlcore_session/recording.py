@@ -58,7 +58,7 @@ class StepRecording:
     @classmethod
     def of(cls, directory: str | Path, weights: Any, plan: RunPlan, trainer: TrainerGroup) -> "StepRecording":
         """The recording of a call. CallError with all that is wrong."""
-        folder, problems = expanded(Path(directory)), list[Problem]()
+        folder, problems = expanded(Path(directory)).absolute(), list[Problem]()
         if folder.exists():
             problems.append(Problem(path="directory", found=f"{folder}, which is there", expected="a new folder"))
         if weights not in get_args(Weights):
@@ -71,7 +71,9 @@ class StepRecording:
         """CallError where a call is not one that a bundle holds."""
         problems = []
         if not isinstance(loss, str) or loss not in NAMES:
-            name = loss if isinstance(loss, str) else getattr(loss, "path", None) or getattr(loss, "__name__", type(loss).__name__)
+            name = (
+                loss if isinstance(loss, str) else getattr(loss, "path", None) or getattr(loss, "__name__", type(loss).__name__)
+            )
             problems.append(
                 Problem(
                     path="loss",
@@ -83,12 +85,15 @@ class StepRecording:
         if num_pieces:
             remedy = "Give all data to one call, or call session.drop_gradients() first."
             problems.append(
-                Problem(path="forward_backward", found=f"call {num_pieces + 1} of a recorded step", expected=CALLS, remedy=remedy)
+                Problem(
+                    path="forward_backward", found=f"call {num_pieces + 1} of a recorded step", expected=CALLS, remedy=remedy
+                )
             )
         require_none(problems)
 
     def begin(self) -> None:
         """Save the weights that the step begins with. StorageError where that fails."""
+        self.discard()
         parent = self.directory.parent
         with storage_errors("the bundle", parent, otherwise="name another folder"):
             parent.mkdir(parents=True, exist_ok=True)
@@ -115,8 +120,12 @@ class StepRecording:
         except StorageError as error:
             LOG.warning(f"the step of weight version {request.weight_version} is in no bundle: {error}")
         finally:
-            if self._saved is not None:
-                self._saved.cleanup()
+            self.discard()
+
+    def discard(self) -> None:
+        """Remove the saved weights that no bundle holds."""
+        if self._saved is not None:
+            self._saved.cleanup()
 
     def _bundle(self, request: OptimStepRequest, result: OptimStepResult) -> Bundle:
         piece, settings = self._piece, {name: getattr(request, name) for name in SETTINGS}

@@ -258,6 +258,7 @@ class Session:
         self._require_open()
         recording = StepRecording.of(directory, weights, self.plan, self._backends.trainer)
         self._in_order(lambda: self._training.record(recording))
+        self._stack.callback(recording.discard)
 
     def drop_gradients(self) -> None:
         """Drop the gradients held, so that the next `forward_backward` begins a step."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -24,6 +23,7 @@ from rlcore.spi import (
 )
 from rlcore.spi.arrays import AnyArray, Float32Array
 from rlcore.spi.execution import Backends, Minibatch, TrainerGroup
+from rlcore_session.arguments import adapter_problems, is_number, rank_problems, setting_problems
 from rlcore_session.batches import split
 from rlcore_session.errors import CallError, require_none
 from rlcore_session.loss_functions import DERIVATIVES
@@ -34,7 +34,6 @@ from rlcore_session.records import Gradients, Update
 if TYPE_CHECKING:
     from rlcore_session.recording import StepRecording
 
-FLOAT32 = np.finfo(np.float32)
 CALLS = "one forward_backward and one optim_step"
 """The calls of a step that a bundle holds."""
 
@@ -239,7 +238,7 @@ class Training:
 
     def optim_step(self, settings: Mapping[str, Any]) -> Update:
         """Apply the gradients held."""
-        problems = list(_setting_problems(settings))
+        problems = list(setting_problems(settings))
         if not self.pieces:
             found = f"no gradients{self.dropped}"
             problems.append(Problem(path="optim_step", found=found, expected="those of forward_backward calls before it"))
@@ -312,7 +311,7 @@ class Training:
 
     def _require_adapters(self, name: str, seed: int | None, rank: int | None, drops: Sequence[str]) -> None:
         lora = self._require_many("use_adapter")
-        require_none([*_adapter_problems(name, seed, drops), *_rank_problems(seed, rank, lora)])
+        require_none([*adapter_problems(name, seed, drops), *rank_problems(seed, rank, lora)])
         known = {self.adapter, *self.parked}
         unknown = [one for one in (*drops, *([name] if seed is None else [])) if one not in known or name in drops]
         if unknown:
@@ -325,8 +324,11 @@ class Training:
         found = f"the gradients of {self.pieces} call(s)" if self.pieces else ""
         if not found and (self.adapter or self.parked):
             found = f"a session of {1 + len(self.parked)} adapters"
+        if not found and self.recipe.lora is not None and self.recipe.lora.dropout:
+            found = f"lora.dropout = {self.recipe.lora.dropout}, whose masks differ between trainers and dtypes"
         if found:
-            expected, remedy = "no gradients, and one adapter", "Call it before the step, in a session without use_adapter."
+            expected = "no gradients, one adapter, no dropout"
+            remedy = "Call it before the step, in a session without use_adapter and lora.dropout."
             raise CallError([Problem(path="record", found=found, expected=expected, remedy=remedy)])
         self.recording = recording
 
@@ -352,7 +354,7 @@ class Training:
 
     def _trainer(self, temperature: float) -> TrainerGroup:
         """The trainer on its device, at a temperature."""
-        if not _is_number(temperature) or not LEAST_TEMPERATURE <= temperature < np.inf:
+        if not is_number(temperature) or not LEAST_TEMPERATURE <= temperature < np.inf:
             expected = f"a number of at least {LEAST_TEMPERATURE:g}"
             raise CallError([Problem(path="temperature", found=repr(temperature), expected=expected)])
         self.weights.to_training()
@@ -394,42 +396,3 @@ def _on_host(part: Any) -> Any:
 
 def _every(batch: TokenBatch) -> AnyArray:
     return np.arange(batch.num_sequences)
-
-
-def _setting_problems(settings: Mapping[str, Any]) -> list[Problem]:
-    problems = []
-    for name, value in settings.items():
-        values: list[Any] = (
-            [value] if name != "betas" else list(value) if isinstance(value, list | tuple) and len(value) == 2 else [None]
-        )
-        low = float(FLOAT32.tiny) if name == "eps" else 0  # an eps of 0 divides by the moments of a gradient that is 0
-        high = 1.0 if name == "betas" else float(FLOAT32.max)
-        if value is not None and not all(_is_number(one) and low <= one < high for one in values):
-            expected = "two numbers from 0 to below 1" if name == "betas" else f"a number of float32, at least {low:g}"
-            problems.append(Problem(path=name, found=repr(value), expected=expected))
-    return problems
-
-
-def _adapter_problems(name: Any, seed: Any, drops: Any) -> Iterator[Problem]:
-    if not isinstance(name, str):
-        yield Problem(path="name", found=repr(name), expected="a text")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, Integral)):
-        yield Problem(path="seed", found=repr(seed), expected="an integer")
-    if isinstance(drops, str) or not isinstance(drops, Sequence) or not all(isinstance(one, str) for one in drops):
-        yield Problem(path="drops", found=repr(drops), expected="a list of names")
-
-
-def _rank_problems(seed: Any, rank: Any, lora: LoraSpec) -> Iterator[Problem]:
-    if rank is None:
-        return
-    is_whole = not isinstance(rank, bool) and isinstance(rank, Integral)
-    least = 1 if lora.init_from is None else lora.rank
-    if not is_whole or not least <= rank <= lora.rank:
-        of = "lora.rank" if lora.init_from is None else "lora.rank, as lora.init_from has it"
-        yield Problem(path="rank", found=repr(rank), expected=f"an integer from {least} to {lora.rank}, the {of}")
-    elif seed is None:
-        yield Problem(path="rank", found=f"{rank}, without a seed", expected="both: an adapter begins with its rank")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
