@@ -227,19 +227,20 @@ def test_a_loss_of_the_programs_own_is_refused_by_name(fakes: Session, tmp_path:
 def test_other_calls_of_a_recorded_step_are_refused(opened: OpenSession, tmp_path: Path) -> None:
     session = opened(lora={"rank": 2}, **FSDP2)
     session.forward_backward([SIX])
-    with pytest.raises(CallError, match=r"record: found the gradients of 1 call"):
+    with pytest.raises(CallError, match="record: found"):
         session.record(tmp_path / "bundle")
     session.optim_step()
     session.record(tmp_path / "bundle")
-    calls: list[Callable[[], object]] = [
-        lambda: session.use_adapter("a", seed=1),
-        lambda: session.forward_backward_together({"": {"data": [SIX]}}),
-    ]
-    for call in calls:
-        with pytest.raises(CallError, match="a step that .*bundle is to hold"):
+    calls: dict[str, Callable[[], object]] = {
+        "use_adapter": lambda: session.use_adapter("a", seed=1),
+        "forward_backward_together": lambda: session.forward_backward_together({"": {"data": [SIX]}}),
+    }
+    for name, call in calls.items():
+        with pytest.raises(CallError, match=f"{name}: found") as error:
             call()
+        assert str(tmp_path / "bundle") in str(error.value)
     session.forward_backward([SIX])
-    with pytest.raises(CallError, match=r"found call 2 of a recorded step; expected one forward_backward and one optim_step"):
+    with pytest.raises(CallError, match="forward_backward: found call 2"):
         session.forward_backward([SIX])
     session.optim_step()
     rows = replay(read_bundle(tmp_path / "bundle"), ["trainer.name=fsdp2"]).rows
@@ -286,7 +287,7 @@ def test_bisect_names_a_setting(model: Path, tmp_path: Path) -> None:
             session.record(tmp_path / f"{rate}", weights="none")
             step(session, 0)
         bundles.append(read_bundle(tmp_path / f"{rate}"))
-    found = bisect(*bundles)
+    found = bisect(bundles[0], bundles[1])
     assert (found.kind, list(found.components), found.quantity) == ("setting", ["learning rate"], "update 1: learning rate")
     result = CliRunner().invoke(cli, ["diff", *(str(one.directory) for one in bundles)])
     assert "optimizer.learning_rate" in result.output.partition("quantity")[0]
@@ -298,7 +299,7 @@ def test_commands_on_runs_refuse_a_bundle_in_one_message(recorded: Bundle, tmp_p
     assert result.exit_code == 2
     assert "SECOND: found" in result.output
     assert "two bundles that sessions wrote" in result.output
-    with pytest.raises(ConfigError, match="a step of a program's own loop"):
+    with pytest.raises(ConfigError, match="BUNDLE: found"):
         batch_of(recorded, None, {})
 
 
