@@ -128,3 +128,14 @@ def test_a_missing_part_has_its_reason() -> None:
         ("advantages", "not compared", "no estimator"),
         ("loss", "not compared", "no loss"),
     ]
+
+
+def test_whitening_of_samples_is_the_formula() -> None:
+    own = batch_of_case(next(iter(CASES))).own
+    assert own.samples is not None
+    side = own.with_options(advantage_normalisation="sample_whitening", advantage_baseline="none", advantage_epsilon=1e-6)
+    found = evolve(side, recorded=None).advantages().numpy()
+    rewards, mask = own.samples.rewards.double().numpy(), own.samples.mask.numpy()
+    expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
+    assert np.abs(expected).max() > 0.5
+    np.testing.assert_allclose(found, expected[:, None] * mask, rtol=1e-6)

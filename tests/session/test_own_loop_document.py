@@ -59,6 +59,11 @@ def test_function_of_pairs_prefers_the_first(run):
     assert margins[-1] > margins[0] + 1
 
 
+def test_recorded_step_is_repeated_and_a_fault_is_named(run, capsys):
+    run("recorded.py")
+    assert capsys.readouterr().out.strip().splitlines()[-2:] == ["None", "update 1: log-probabilities"]
+
+
 def test_coroutines(run, capsys):
     run("tasks.py")
     assert capsys.readouterr().out.count(",") == 4

@@ -14,6 +14,7 @@ from rlcore_bundles.components import Change, can_show_in, changes_of, component
 from rlcore_bundles.file_digests import file_digests, leaves
 from rlcore_bundles.group_search import OutOfReplaysError, smallest_set
 from rlcore_bundles.interpreters import executable
+from rlcore_bundles.own_calls import own_step_problems
 from rlcore_bundles.rows import Row
 from rlcore_bundles.run_difference import differing_versions
 from rlcore_bundles.swaps import MOST_REPLAYS, Swaps, sides_of
@@ -35,8 +36,8 @@ def bisect(
 ) -> Bisection:
     """Find the component that brings the difference of `bad` to `good`, in at most so many replays. `pythons` are
     interpreters of other environments. `trusts`: code that comes with a model is executed. ConfigError where an interpreter is
-    missing, or a bundle has no prompts or no weights."""
-    if problems := [*_problems("good", good), *_problems("bad", bad)]:
+    missing, a bundle has no prompts or no weights, or the calls of two own loops differ."""
+    if problems := [*_problems("good", good), *_problems("bad", bad), *own_step_problems(good, bad)]:
         raise ConfigError(problems)
     others = [Path(executable(python)) for python in pythons]
     first, second = sides_of(good, bad, trusts=trusts)

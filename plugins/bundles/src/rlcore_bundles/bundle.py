@@ -5,11 +5,12 @@ Shapes: N sequences of T tokens in G groups, as in RolloutBatch.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from attrs import field, frozen
 
 from rlcore.run.protocols import CollectedRollouts
+from rlcore.schema.constraints import above
 from rlcore.spi import TokenBatch
 from rlcore.spi.arrays import AnyArray, Float32Array, Int64Array
 
@@ -44,6 +45,29 @@ class Update:
     """Norm of each tensor's gradient before clipping, by the tensor's name; None where the trainer returns none."""
 
 
+@frozen(kw_only=True)
+class StepSettings:
+    """Settings of a session's optim_step in place of those of [optimizer] and [schedule]; None where it had none."""
+
+    learning_rate: float | None = None
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
+    weight_decay: float | None = None
+    max_grad_norm: float | None = None
+
+
+@frozen(kw_only=True)
+class OwnStep:
+    """The arguments of a session's forward_backward and optim_step, where a program's own loop made the step."""
+
+    temperature: Annotated[float, above(0)]
+    token_columns: tuple[str, ...]
+    """The columns that the loss reads."""
+    previous_logprobs: Literal["unchanged", "given", "absent"]
+    """See LossSpec."""
+    settings: StepSettings = StepSettings()
+
+
 @frozen(kw_only=True, eq=False)
 class Bundle:
     """One training step."""
@@ -72,5 +96,7 @@ class Bundle:
     metrics: Mapping[str, float] = field(factory=dict)
     """The step's line of metrics.jsonl."""
     weights: Weights = "none"
+    own_step: OwnStep | None = None
+    """The calls of a session that made the step. Its samples are the training batch, without rewards. None in a run's step."""
     directory: Path | None = None
     """The folder of a bundle that was read: the model is in `model/`, the trainer's state in `state/`."""

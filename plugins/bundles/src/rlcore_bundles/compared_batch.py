@@ -18,6 +18,7 @@ from rlcore.spi import ADVANTAGES, EPISODE_IDS, GENERATION_LOGPROBS, PREVIOUS_LO
 from rlcore.spi.arrays import AnyArray, Int64Array
 from rlcore_bundles.bundle import Bundle
 from rlcore_bundles.bundle import Update as RecordedUpdate
+from rlcore_bundles.own_calls import OWN_LOOP
 from rlcore_bundles.own_side import LOSS, OwnSide
 from rlcore_bundles.peers.contract import Samples, Setup, Update
 from rlcore_torchkit.rl.loss_config import AdvantageNormalisation, Baseline, LossConfig
@@ -71,6 +72,10 @@ def batch_of(bundle: Bundle, number: int | None, changes: Mapping[str, Any], *, 
     """The batch of a bundle and one of its updates, counted from 1; None is the last. `changes`: options of the algorithm in
     place of the bundle's. `moved_by`: nats, the size of a normal number that is added to each log-probability of the policy.
     ConfigError for what no comparison can be made of."""
+    if bundle.own_step is not None:
+        remedy = "`rlcore replay` computes it again by another trainer."
+        expected = "one of a run: frameworks compare the rewards' advantages too"
+        raise ConfigError([Problem(path="BUNDLE", found=OWN_LOOP, expected=expected, remedy=remedy)])
     if problems := list(_problems(bundle, number)):
         raise ConfigError(problems)
     update = bundle.updates[-1 if number is None else number - 1]

@@ -7,6 +7,7 @@ import attrs
 import click
 
 from rlcore_bundles.json_output import json_text
+from rlcore_bundles.own_difference import lines_of, own_difference
 from rlcore_bundles.run_difference import RunDifference, run_difference
 
 SHOWN = 8
@@ -19,8 +20,14 @@ SHOWN = 8
 def diff_command(first: Path, second: Path, as_json: bool) -> None:
     """Name the step, the figure and the token where two runs begin to differ.
 
-    FIRST and SECOND are run directories. Figures of seconds and memory do not count. The exit code is 1 where the runs part.
+    FIRST and SECOND are run directories, or bundles that sessions wrote. Figures of seconds and memory do not count. The exit
+    code is 1 where the two part.
     """
+    if (own := own_difference(first, second)) is not None:
+        click.echo(json_text(attrs.asdict(own)) if as_json else "\n".join(lines_of(own)))
+        if own.first is not None:
+            click.get_current_context().exit(1)
+        return
     found = run_difference(first, second)
     click.echo(json_text(attrs.asdict(found)) if as_json else "\n".join(_lines(found, first, second)))
     if found.step is not None or found.sample is not None:

@@ -14,7 +14,7 @@ from rlcore.run.protocols import CollectedRollouts
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, WEIGHT_VERSIONS, TurnRewards
 from rlcore.spi.arrays import AnyArray, BoolArray, Int64Array
 from rlcore_bundles.bundle import Bundle, Update
-from rlcore_bundles.recomputed_rewards import Rewards
+from rlcore_bundles.recomputed_rewards import OWN_LOOP, Rewards
 from rlcore_bundles.recorded_groups import tokens_of
 from rlcore_bundles.replaying import Replayed
 from rlcore_bundles.rows import FACTOR, Row, place_of
@@ -25,7 +25,7 @@ MINIBATCHES = "minibatches"
 
 
 @frozen(kw_only=True, eq=False)
-class _Values:
+class Values:
     """The numbers of one quantity, [n]."""
 
     name: str
@@ -49,16 +49,25 @@ def compare(
     perturbed, where that is not `replayed`."""
     base = unperturbed or replayed
     rows = list(_episode_rows(recorded, rewards))
-    rows.append(_generator_row(recorded, replayed, base, perturbed))
-    bundles = _with_common_names([recorded, replayed.bundle, base.bundle, *(one.bundle for one in perturbed)])
+    if recorded.own_step is None:
+        rows.append(_generator_row(recorded, replayed, base, perturbed))
+    else:
+        rows.append(Row(quantity=GENERATOR, verdict="not compared", reason=OWN_LOOP))
+        rows.append(_start_row(recorded, replayed.bundle))
+    bundles = with_common_names([recorded, replayed.bundle, base.bundle, *(one.bundle for one in perturbed)])
     recorded, own, start, *others = bundles
-    rows.append(_set_row(recorded, own))
+    if recorded.own_step is None:
+        rows.append(_set_row(recorded, own))
+    else:
+        rows.append(Row(quantity=MINIBATCHES, verdict="not compared", reason=OWN_LOOP))
     if rows[-1].verdict == "differs":
         return rows
-    every = [dict(_quantities(one, recorded)) for one in (recorded, own, start, *others)]
+    every = [dict(quantities(one, recorded)) for one in (recorded, own, start, *others)]
     first, second, middle, *rest = every
     for name, values in first.items():
-        if not whole and name.startswith("update ") and not name.startswith("update 1:"):
+        if recorded.own_step is not None and not name.startswith("update "):
+            rows.append(Row(quantity=name, verdict="not compared", reason=OWN_LOOP))
+        elif not whole and name.startswith("update ") and not name.startswith("update 1:"):
             rows.append(Row(quantity=name, verdict="not compared", reason="the optimizer's state is not in the bundle"))
         elif name not in second:
             rows.append(Row(quantity=name, verdict="not compared", reason="the replay's trainer does not return it"))
@@ -70,7 +79,7 @@ def compare(
     return rows
 
 
-def _with_common_names(bundles: Sequence[Bundle]) -> list[Bundle]:
+def with_common_names(bundles: Sequence[Bundle]) -> list[Bundle]:
     """The bundles with those metrics and gradients of each update alone that all have: trainers may report others."""
     common = [_common(updates) for updates in zip(*(one.updates for one in bundles), strict=False)]
     return [
@@ -101,7 +110,7 @@ def first_difference(rows: Sequence[Row]) -> Row | None:
     return next((row for row in rows if row.verdict == "differs"), None)
 
 
-def _bound(unperturbed: _Values | None, perturbed: Sequence[AnyArray]) -> float:
+def _bound(unperturbed: Values | None, perturbed: Sequence[AnyArray]) -> float:
     """The distance by which rounding moves the numbers of a quantity."""
     if unperturbed is None:
         return 0.0
@@ -110,7 +119,7 @@ def _bound(unperturbed: _Values | None, perturbed: Sequence[AnyArray]) -> float:
     return FACTOR * max(moved, default=0.0)
 
 
-def _row(values: _Values, found: AnyArray, bound: float = 0.0) -> Row:
+def _row(values: Values, found: AnyArray, bound: float = 0.0) -> Row:
     """The comparison of the numbers of a quantity."""
     return Row.of(values.name, {"recorded": values.numbers, "replayed": found}, bound, values.place, values.scale)
 
@@ -136,7 +145,7 @@ def _episode_rows(recorded: Bundle, rewards: Rewards | str) -> Iterator[Row]:
         for name, column in sampled.reward_components.items()
     }
     for name, (before, after) in pairs.items():
-        yield _row(_Values(name=name, numbers=before[judged], place=place), after[judged])
+        yield _row(Values(name=name, numbers=before[judged], place=place), after[judged])
     if sampled.turns is not None and again.turns is not None:
         yield _turn_row(sampled.turns, again.turns, np.flatnonzero(sampled.valid[sampled.first_sequences]), sampled)
 
@@ -179,16 +188,16 @@ def _turn_row(before: TurnRewards, after: TurnRewards, judged: Int64Array, sampl
         owner = int(owners[kept[index]])
         return f"sample {first[owner]}, turn {kept[index] - before.offsets[owner] + 1}"
 
-    return _row(_Values(name=name, numbers=before.rewards[kept], place=place), after.rewards[others])
+    return _row(Values(name=name, numbers=before.rewards[kept], place=place), after.rewards[others])
 
 
 def _generator_row(recorded: Bundle, replayed: Replayed, base: Replayed, perturbed: Sequence[Replayed]) -> Row:
     """The generator's log-probabilities beside the trainer's, of tokens whose weights were there."""
     batch = recorded.sampled.batch
     mask = batch.loss_mask & np.isin(batch.token_columns[WEIGHT_VERSIONS], sorted(replayed.versions))
-    place = _token_place(batch, mask)
-    values = _Values(name=GENERATOR, numbers=batch.token_columns[GENERATION_LOGPROBS][mask], place=place)
-    start = _Values(name=GENERATOR, numbers=base.start_logprobs[batch.loss_mask], place=place)
+    place = token_place(batch, mask)
+    values = Values(name=GENERATOR, numbers=batch.token_columns[GENERATION_LOGPROBS][mask], place=place)
+    start = Values(name=GENERATOR, numbers=base.start_logprobs[batch.loss_mask], place=place)
     bound = _bound(start, [one.start_logprobs[batch.loss_mask] for one in perturbed])
     return _row(values, replayed.sampled_logprobs[mask], bound)
 
@@ -209,40 +218,67 @@ def _set_row(recorded: Bundle, own: Bundle) -> Row:
     return Row(quantity=name, verdict="equal", count=sum(map(len, before)))
 
 
-def _quantities(bundle: Bundle, recorded: Bundle) -> Iterator[tuple[str, _Values]]:
+def quantities(bundle: Bundle, recorded: Bundle) -> Iterator[tuple[str, Values]]:
     """Yield the quantities of a step's batch and updates, in order."""
     trained, mask = bundle.trained, recorded.trained.loss_mask
     for name in sorted(trained.token_columns.keys() - {GENERATION_LOGPROBS, WEIGHT_VERSIONS, "routed_experts"}):
         column = trained.token_columns[name]
-        yield name, _Values(name=name, numbers=column[mask], place=_token_place(recorded.trained, mask))
+        yield name, Values(name=name, numbers=column[mask], place=token_place(recorded.trained, mask))
     for number, update in enumerate(bundle.updates, start=1):
         for values in _of_update(update, bundle, recorded, f"update {number}:"):
             yield values.name, values
 
 
-def _of_update(update: Update, bundle: Bundle, recorded: Bundle, prefix: str) -> Iterator[_Values]:
+def _of_update(update: Update, bundle: Bundle, recorded: Bundle, prefix: str) -> Iterator[Values]:
     """Yield the quantities of an update, in order."""
     trained = recorded.trained
     mask = trained.loss_mask & tokens_of(trained, update.sequences)
-    place = _token_place(trained, mask)
+    place = token_place(trained, mask)
     for name in sorted(update.columns):
-        yield _Values(name=f"{prefix} {name}", numbers=update.columns[name][mask], place=place)
+        yield Values(name=f"{prefix} {name}", numbers=update.columns[name][mask], place=place)
     if update.logprobs is not None:
-        yield _Values(name=f"{prefix} log-probabilities", numbers=update.logprobs[mask], place=place)
+        yield Values(name=f"{prefix} log-probabilities", numbers=update.logprobs[mask], place=place)
         before = update.columns.get("previous_logprobs", bundle.trained.token_columns.get(GENERATION_LOGPROBS))
         if before is not None:
             ratios = np.exp(np.clip(update.logprobs[mask].astype(np.float64) - before[mask], -50, 50))
-            yield _Values(name=f"{prefix} ratios", numbers=ratios, place=place)
+            yield Values(name=f"{prefix} ratios", numbers=ratios, place=place)
     weights = trained.token_columns.get(ADVANTAGES)
     scale = 0.0 if weights is None or not mask.any() else float(np.abs(weights[mask]).mean())
     yield evolve(_single(f"{prefix} loss", update.loss_value), scale=scale)
     if update.gradient_norms is not None:
         yield _named(f"{prefix} gradient of a tensor", update.gradient_norms)
     yield _single(f"{prefix} gradient norm", update.grad_norm)
-    most = parse_toml(bundle.recipe)["optimizer"]["max_grad_norm"]
+    most = _max_grad_norm(bundle)
     yield _single(f"{prefix} clip", min(1.0, most / update.grad_norm) if most and update.grad_norm else 1.0)
     yield _single(f"{prefix} learning rate", update.learning_rate)
     yield _named(f"{prefix} metrics", update.metrics)
+
+
+def _max_grad_norm(bundle: Bundle) -> float:
+    """The norm to which gradients are clipped; 0.0 clips nothing."""
+    given = None if bundle.own_step is None else bundle.own_step.settings.max_grad_norm
+    most: float = parse_toml(bundle.recipe)["optimizer"]["max_grad_norm"] if given is None else given
+    return most
+
+
+def _start_row(recorded: Bundle, own: Bundle) -> Row:
+    """The weights that the replay of an own loop's step begins with."""
+    name, before, after = "weights before the step", recorded.digests_before, own.digests_before
+    if not before or not after:
+        reason = "weights of another dtype have other digests" if before else "the bundle has no digests of them"
+        return Row(quantity=name, verdict="not compared", reason=reason)
+    if "lora" in parse_toml(recorded.recipe):
+        return Row(quantity=name, verdict="not compared", reason="trainers round merged adapters differently")
+    return digests_row(name, before, after, rounded=False)
+
+
+def digests_row(name: str, before: Mapping[str, int], after: Mapping[str, int], *, rounded: bool) -> Row:
+    """The tensors whose digests differ. `rounded`: a quantity before them was rounded."""
+    other = [one for one, digest in before.items() if after.get(one) != digest]
+    if not other:
+        return Row(quantity=name, verdict="equal", count=len(before))
+    where = f"{len(other)} of {len(before)} tensors, the first {other[0]}"
+    return Row(quantity=name, verdict="rounding" if rounded else "differs", count=len(before), where=where)
 
 
 def _digest_row(recorded: Bundle, own: Bundle, whole: bool, rounded: bool) -> Row:
@@ -253,24 +289,19 @@ def _digest_row(recorded: Bundle, own: Bundle, whole: bool, rounded: bool) -> Ro
         return Row(quantity=name, verdict="not compared", reason="the optimizer's state is not in the bundle")
     if not own.digests_after:
         return Row(quantity=name, verdict="not compared", reason="weights of another dtype have other digests")
-    other = [one for one, digest in recorded.digests_after.items() if own.digests_after.get(one) != digest]
-    count = len(recorded.digests_after)
-    if not other:
-        return Row(quantity=name, verdict="equal", count=count)
-    where = f"{len(other)} of {count} tensors, the first {other[0]}"
-    return Row(quantity=name, verdict="rounding" if rounded else "differs", count=count, where=where)
+    return digests_row(name, recorded.digests_after, own.digests_after, rounded=rounded)
 
 
-def _single(name: str, value: float) -> _Values:
-    return _Values(name=name, numbers=np.array([value]), place=lambda _: "the update")
+def _single(name: str, value: float) -> Values:
+    return Values(name=name, numbers=np.array([value]), place=lambda _: "the update")
 
 
-def _named(name: str, values: Mapping[str, float]) -> _Values:
+def _named(name: str, values: Mapping[str, float]) -> Values:
     names = sorted(values)
-    return _Values(name=name, numbers=np.array([values[one] for one in names]), place=lambda index: names[index])
+    return Values(name=name, numbers=np.array([values[one] for one in names]), place=lambda index: names[index])
 
 
-def _token_place(batch: object, mask: BoolArray) -> Callable[[int], str]:
+def token_place(batch: object, mask: BoolArray) -> Callable[[int], str]:
     """A function that names the place of a loss token."""
     places = np.flatnonzero(mask)
     offsets = batch.offsets  # type: ignore[attr-defined]

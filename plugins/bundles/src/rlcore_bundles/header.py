@@ -10,9 +10,10 @@ from rlcore.reading import numbers, parse_toml, read_json
 from rlcore.schema.constraints import Count, Positive
 from rlcore.schema.structure import structure
 from rlcore.spi import CheckpointError, FailureKind, Problem
-from rlcore_bundles.bundle import Prompts, Weights
+from rlcore_bundles.bundle import OwnStep, Prompts, Weights
 
-FORMAT: Final = 1
+FORMATS: Final = {"run": 1, "own loop": 2}
+"""The version of the format by what made the step. That of an own loop has `own_step` besides."""
 HEADER, TEXTS = "bundle.json", "texts.json"
 LONGEST = 80
 """Characters of a value that an error shows."""
@@ -88,6 +89,7 @@ class _Header:
     updates: tuple[_Update, ...]
     digests: _Digests
     files: Mapping[str, _File]
+    own_step: OwnStep | None = None
 
 
 @frozen(kw_only=True)
@@ -117,10 +119,25 @@ def read_header(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"{directory}: found no {HEADER}; expected the folder of a bundle, as `rlcore record` writes it")
     header = read_json(path)
-    if (found := header.get("format")) != FORMAT or isinstance(found, bool):
-        remedy = "Install a newer rlcore-bundles." if isinstance(found, int) and found > FORMAT else "Record the step again."
-        raise CheckpointError(f"{path}: found format {found!r}; expected {FORMAT}. {remedy}")
-    return _checked(path, header, _Header)
+    known = sorted(FORMATS.values())
+    if (found := header.get("format")) not in known or isinstance(found, bool):
+        is_newer = isinstance(found, int) and found > known[-1]
+        remedy = "Install a newer rlcore-bundles." if is_newer else "Record the step again."
+        raise CheckpointError(f"{path}: found format {found!r}; expected {' or '.join(map(str, known))}. {remedy}")
+    checked = _checked(path, header, _Header)
+    is_own = found == FORMATS["own loop"]
+    if is_own != (header.get("own_step") is not None) or (is_own and len(header["updates"]) != 1):
+        has = f"format {found} with own_step = {header.get('own_step')!r:.80} and {len(header['updates'])} updates"
+        raise CheckpointError(f"{path} is damaged: found {has}; expected own_step and 1 update in format 2 alone. Record again")
+    return checked
+
+
+def own_step_of(header: Mapping[str, Any]) -> OwnStep | None:
+    """Return the calls of an own loop that a checked header holds; None in a run's."""
+    if header.get("own_step") is None:
+        return None
+    found: OwnStep = structure(header["own_step"], OwnStep, "own_step")[0]
+    return found
 
 
 def read_texts(directory: Path) -> dict[str, Any]:

@@ -97,6 +97,10 @@ class OwnSide:
             of = groups if normalisation == "std" else np.zeros_like(groups)
             divisors = np.array([rewards[of == one].std() + epsilon for one in of])
             found = np.where(found == 0, 0.0, found / np.where(divisors > 0, divisors, 1.0))
+        if normalisation == "sample_whitening":
+            # Of a baseline within each group, a group without a signal stays so.
+            is_silent = (found == 0) & (baseline in ("group_mean", "leave_one_out"))
+            found = np.where(is_silent, 0.0, self._whitened(found, epsilon))
         if self.keeps_lone_reward:
             _, inverse, sizes = np.unique(groups, return_inverse=True, return_counts=True)
             found = np.where(sizes[inverse] == 1, rewards, found)

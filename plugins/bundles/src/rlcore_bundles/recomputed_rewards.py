@@ -25,6 +25,7 @@ from rlcore_rollout.schedule import Schedule, SchedulePolicy
 from rlcore_rollout.step_plans import Draws, StepPlan
 
 NO_LIMIT = 2**30
+OWN_LOOP = "the program's own loop made it"
 
 
 @frozen(kw_only=True, eq=False)
@@ -48,6 +49,8 @@ class Rewards:
 
 def reason_to_skip(bundle: Bundle, plan: RunPlan) -> str:
     """Return why the episodes cannot be repeated; "" where they can."""
+    if bundle.own_step is not None:
+        return OWN_LOOP
     if bundle.prompts != "kept" or not bundle.sampled.rows:
         return f"the bundle's prompts are {bundle.prompts}" if bundle.prompts != "kept" else "the bundle has no rows"
     if plan.environment is None:

@@ -55,7 +55,10 @@ def computed(bundle: Bundle, plan: RunPlan, start: Start, *, skips_rewards: str 
     if start.state is not None and plan.chosen["trainer"].name != trainer_name(bundle):
         start = evolve(start, state=None)  # a trainer reads the state of no other
     rewards = skips_rewards or reason_to_skip(bundle, plan) or recomputed_rewards(bundle, plan)
-    wants = start.is_whole(bundle) and plan.model.dtype == bundle.environment["dtype"] and bool(bundle.digests_after)
+    is_own = bundle.own_step is not None
+    wants = (
+        (is_own or start.is_whole(bundle)) and plan.model.dtype == bundle.environment["dtype"] and bool(bundle.digests_after)
+    )
     return Computed(replayed=replayed(bundle, plan, start, digests=wants), rewards=rewards, start=start)
 
 
@@ -100,7 +103,9 @@ def replay(
     plan = plan_of(bundle, start, overrides)
     tell(f"replay of step {bundle.step} by {plan.chosen['trainer'].label} in {plan.model.dtype} on {plan.device}")
     made = computed(bundle, plan, start, skips_rewards="" if rewards else "the command leaves rewards out")
-    again = with_older_weights(bundle, made.replayed, older_starts(bundle), overrides, tell)
+    again = made.replayed
+    if bundle.own_step is None:
+        again = with_older_weights(bundle, again, older_starts(bundle), overrides, tell)
 
     def planned(moved: Start) -> RunPlan:
         return plan_of(bundle, moved, overrides)

@@ -1,10 +1,9 @@
 """Computes the step of a bundle again, by the loop of a run: its samples are the bundle's, all else is computed."""
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from attrs import evolve, frozen
@@ -26,14 +25,25 @@ from rlcore.run.report.timing import PhaseClock
 from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
 from rlcore.run.train_step.policy import PolicyLearner
 from rlcore.run.train_step.scorers import Reference, scorers_of
-from rlcore.spi import ConfigError, LoadStateRequest, Problem, Role, RolloutBatch, SaveStateRequest
+from rlcore.spi import (
+    AgentEnvironment,
+    ConfigError,
+    Environment,
+    EnvironmentContext,
+    LoadStateRequest,
+    Problem,
+    Role,
+    RolloutBatch,
+)
 from rlcore.spi.arrays import AnyArray, Float32Array
 from rlcore.spi.execution import Backends
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_bundles.bundle import Bundle
 from rlcore_bundles.file_digests import file_of, leaves
+from rlcore_bundles.own_step import loss_of, repeated
 from rlcore_bundles.recorded_groups import Notes, RecordedTrainer, environment_of, scored_columns
 from rlcore_bundles.storage import MODEL, STATE
+from rlcore_bundles.weight_digests import weight_digests
 
 TRUST = "trust_remote_code"
 """Key of [model]: the code that comes with a model is executed."""
@@ -60,6 +70,8 @@ class ReplayOverrides(InProcessOverrides):
     """The directory of the weights, or the recipe's own model."""
     adapters: Path | None
     """The directory of the adapters that the step begins with."""
+    is_own_loop: bool = False
+    """True for a step of a program's own loop, which has no environment."""
 
     def in_place(self, raw: RawRecipe) -> RawRecipe:
         """The recipe of the replay."""
@@ -75,6 +87,14 @@ class ReplayOverrides(InProcessOverrides):
     def described(self, registry: Registry) -> Registry:
         """The plugins, with generators of every dtype: a replay builds none."""
         return evolve(registry, entries=tuple(_of_every_dtype(entry) for entry in registry.entries))
+
+    def build(self, entry: Entry, context: EnvironmentContext, config: Any) -> Environment | AgentEnvironment:
+        """Return the environment of the step."""
+        return cast("Environment", _NoEnvironment()) if self.is_own_loop else super().build(entry, context, config)
+
+
+class _NoEnvironment:
+    """Stands in the plan of an own loop's step; nothing calls it."""
 
 
 def _of_every_dtype(entry: Entry) -> Entry:
@@ -169,6 +189,8 @@ def settings_of(bundle: Bundle) -> dict[str, Any]:
     recipe = {name: section for name, section in parse_toml(bundle.recipe).items() if name not in DROPPED}
     if problems := list(_own_files(bundle, recipe)):
         raise ConfigError(problems)
+    if bundle.own_step is not None:
+        recipe["algorithm"] = {"name": "own_loop", "own_loop": {"opened": True}}  # without the reference, which no step reads
     recipe["model"].pop(TRUST, None)
     recipe["trainer"] = {"name": "auto"}
     recipe.setdefault("run", {})["device"] = "auto"
@@ -189,7 +211,9 @@ def _own_files(bundle: Bundle, recipe: Mapping[str, Any]) -> Iterator[Problem]:
 def plan_of(bundle: Bundle, start: Start, overrides: Sequence[str], settings: Mapping[str, Any] | None = None) -> RunPlan:
     """The checked plan of a replay, with nothing allocated. `settings` is a recipe in place of the bundle's."""
     origin = Origin(label="the bundle", directory=Path.cwd())
-    given = ReplayOverrides(model=start.model, adapters=start.adapters, origin=origin)
+    if is_own_loop := bundle.own_step is not None:
+        loss_of(bundle)
+    given = ReplayOverrides(model=start.model, adapters=start.adapters, origin=origin, is_own_loop=is_own_loop)
     settings = settings_of(bundle) if settings is None else settings
     plan = prepare(settings, overrides, given=given)
     own = str(parse_toml(bundle.recipe)["model"]["path"])
@@ -223,6 +247,8 @@ class Replayed:
 
 def replayed(bundle: Bundle, plan: RunPlan, start: Start, *, digests: bool) -> Replayed:
     """Compute a step again from its samples. `digests`: those of the weights behind it are computed too."""
+    if bundle.own_step is not None:
+        return _replayed_own(bundle, plan, start, digests=digests)
     notes, progress = Notes(), Progress()
     keeper, plan = Keeper(notes), _without_generator(plan)
     with _backends(plan) as backends:
@@ -230,7 +256,7 @@ def replayed(bundle: Bundle, plan: RunPlan, start: Start, *, digests: bool) -> R
         batch = bundle.sampled.batch
         start_logprobs = backends.trainer.logprobs(batch, np.arange(batch.num_sequences), "policy", version)
         _loop(bundle, plan, backends, _at_version(bundle.sampled, version), keeper, progress, version).run()
-        after = _digests(backends) if digests else {}
+        after = weight_digests(backends.trainer) if digests else {}
     step = keeper.step
     assert step is not None
     again = evolve(
@@ -246,6 +272,26 @@ def replayed(bundle: Bundle, plan: RunPlan, start: Start, *, digests: bool) -> R
     )
     versions = frozenset([bundle.weight_version])
     return Replayed(bundle=again, start_logprobs=start_logprobs, sampled_logprobs=start_logprobs, versions=versions)
+
+
+def _replayed_own(bundle: Bundle, plan: RunPlan, start: Start, *, digests: bool) -> Replayed:
+    """Compute a step of an own loop again."""
+    with _backends(plan) as backends:
+        version = start.load(bundle, backends)
+        before = weight_digests(backends.trainer) if digests else {}
+        update = repeated(bundle, backends.trainer, version)
+        after = weight_digests(backends.trainer) if digests else {}
+    again = evolve(
+        bundle,
+        recipe=plan.resolved,
+        environment=environment_of(plan),
+        updates=(update,),
+        digests_before=before,
+        digests_after=after,
+    )
+    logprobs, versions = update.logprobs, frozenset([bundle.weight_version])
+    assert logprobs is not None, "of an own step"
+    return Replayed(bundle=again, start_logprobs=logprobs, sampled_logprobs=logprobs, versions=versions)
 
 
 def policy_logprobs(bundle: Bundle, plan: RunPlan) -> Float32Array:
@@ -342,18 +388,3 @@ class _NoSaver:
     def export_to(self, final: Path, kind: Literal["hf", "peft"] = "hf") -> Path:  # noqa: ARG002
         """See Saver."""
         return final
-
-
-def _digests(backends: Backends) -> dict[str, int]:
-    """The digest of each tensor of the trainer's model, by its name."""
-    from safetensors.torch import load_file
-
-    from rlcore_torchkit.refit.digest import tensor_digest
-
-    with tempfile.TemporaryDirectory() as folder:
-        backends.trainer.save_state(SaveStateRequest(directory=Path(folder), kind="hf"))
-        return {
-            name: tensor_digest(tensor)
-            for file in sorted(Path(folder).glob("*.safetensors"))
-            for name, tensor in load_file(file).items()
-        }

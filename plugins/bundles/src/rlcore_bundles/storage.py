@@ -23,7 +23,7 @@ from rlcore.spi.arrays import AnyArray, put_rows, take_rows
 from rlcore_bundles.arrays import Table, names_below, put_batch, put_column, put_turns, take_batch, take_column, take_turns
 from rlcore_bundles.bundle import Bundle, Update
 from rlcore_bundles.file_digests import sha256_of
-from rlcore_bundles.header import FORMAT, HEADER, TEXTS, read_header, read_texts
+from rlcore_bundles.header import FORMATS, HEADER, TEXTS, own_step_of, read_header, read_texts
 
 ARRAYS: Final = "arrays.safetensors"
 MODEL, STATE = "model", "state"
@@ -95,8 +95,14 @@ def _file_problems(directory: Path, files: Mapping[str, Any]) -> Iterator[str]:
 def _header(bundle: Bundle) -> dict[str, Any]:
     updates = [{name: _plain(getattr(one, name)) for name in (*_OF_UPDATE, *_MORE_OF_UPDATE)} for one in bundle.updates]
     digests = {"before": dict(bundle.digests_before), "after": dict(bundle.digests_after)}
+    own = (
+        {}
+        if bundle.own_step is None
+        else {"own_step": attrs.asdict(bundle.own_step, filter=lambda _, value: value is not None)}
+    )
     return {
-        "format": FORMAT,
+        "format": FORMATS["run" if bundle.own_step is None else "own loop"],
+        **own,
         **{name: _plain(getattr(bundle, name)) for name in _HEADER_FIELDS},
         "sampled": {"environment_metrics": _plain(bundle.sampled.environment_metrics)},
         "updates": updates,
@@ -196,6 +202,7 @@ def _bundle(header: Mapping[str, Any], table: Mapping[str, AnyArray], texts: Map
         updates=[_update(one, table, number, trained) for number, one in enumerate(header["updates"])],
         digests_before=header["digests"]["before"],
         digests_after=header["digests"]["after"],
+        own_step=own_step_of(header),
         directory=directory,
     )
 

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
+import numpy as np
 from attrs import frozen
 
 from rlcore.reading import read_json
+from rlcore.spi import TokenBatch
 from rlcore_bundles.bundle import Bundle
 from rlcore_bundles.header import HEADER
 from rlcore_bundles.rows import Row, place_of
@@ -118,6 +120,22 @@ def _first_input(good: Bundle, bad: Bundle) -> tuple[str, str]:
     if len(differing) or one.num_tokens != two.num_tokens:
         token = int(differing[0]) if len(differing) else shared
         return "sampled tokens", "sample {}, token {}".format(*place_of(one.offsets, token))
+    return ("", "") if good.own_step is None or bad.own_step is None else first_column(good.trained, bad.trained)
+
+
+def first_column(one: TokenBatch, two: TokenBatch) -> tuple[str, str]:
+    """The first column of an own loop's data that differs on equal tokens, and the place; "" where none does."""
+    first, second = ({"loss_mask": batch.loss_mask, **batch.token_columns, **batch.sequence_columns} for batch in (one, two))
+    for name in dict.fromkeys([*first, *second]):
+        if name not in first or name not in second or first[name].shape != second[name].shape:
+            return f"column {name}", "one bundle alone has it in this shape"
+        differing = np.argwhere(first[name] != second[name])
+        if len(differing):
+            index = int(differing[0][0])
+            is_token = name not in one.sequence_columns
+            return f"column {name}", "sample {}, token {}".format(
+                *place_of(one.offsets, index)
+            ) if is_token else f"sample {index}"
     return "", ""
 
 

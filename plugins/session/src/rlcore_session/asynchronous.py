@@ -53,6 +53,7 @@ class AsyncSession:
     forward_backward = _awaited(Session.forward_backward)
     forward_backward_together = _awaited(Session.forward_backward_together)
     optim_step = _awaited(Session.optim_step)
+    record = _awaited(Session.record)
     use_adapter = _awaited(Session.use_adapter)
     sync = _awaited(Session.sync)
     save = _awaited(Session.save)

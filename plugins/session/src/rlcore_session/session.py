@@ -74,7 +74,7 @@ class Session:
         assert isinstance(weights, GeneratorSync), "of a plan with a generator"
         # A generator that held the trainer's own tensors would change with each update, not with each sync.
         weights.refitter.may_alias = False
-        self._weights, self._generator = weights, backends.generator
+        self._weights, self._generator, self._backends = weights, backends.generator, backends
         self._training = Training(backends=backends, weights=weights, recipe=plan.recipe)
         self._storage = Storage(plan=plan, backends=backends, tokenizer=self.tokenizer)
         self._sampler = Sampler(backends.generator, weights.refitter)
@@ -246,6 +246,19 @@ class Session:
             "max_grad_norm": max_grad_norm,
         }
         return self._in_order(lambda: self._training.optim_step(settings))
+
+    def record(self, directory: str | Path, *, weights: Literal["none", "model", "state"] = "model") -> None:
+        """Write the next step to a new folder, a bundle, which `rlcore replay` computes again.
+
+        The step is one `forward_backward` with a loss by name, and one `optim_step`, which writes the bundle. `weights` are
+        those at the beginning of the step: none, the model, or the trainer's state with its optimizer too.
+        """
+        from rlcore_session.recording import StepRecording
+
+        self._require_open()
+        recording = StepRecording.of(directory, weights, self.plan, self._backends.trainer)
+        self._in_order(lambda: self._training.record(recording))
+        self._stack.callback(recording.discard)
 
     def drop_gradients(self) -> None:
         """Drop the gradients held, so that the next `forward_backward` begins a step."""

@@ -2,8 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Integral, Real
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from attrs import define, evolve, field, frozen
@@ -24,6 +23,7 @@ from rlcore.spi import (
 )
 from rlcore.spi.arrays import AnyArray, Float32Array
 from rlcore.spi.execution import Backends, Minibatch, TrainerGroup
+from rlcore_session.arguments import adapter_problems, is_number, rank_problems, setting_problems
 from rlcore_session.batches import split
 from rlcore_session.errors import CallError, require_none
 from rlcore_session.loss_functions import DERIVATIVES
@@ -31,7 +31,11 @@ from rlcore_session.losses import LINEAR, Derivatives, Losses
 from rlcore_session.prompts import LEAST_TEMPERATURE
 from rlcore_session.records import Gradients, Update
 
-FLOAT32 = np.finfo(np.float32)
+if TYPE_CHECKING:
+    from rlcore_session.recording import StepRecording
+
+CALLS = "one forward_backward and one optim_step"
+"""The calls of a step that a bundle holds."""
 
 
 @frozen(kw_only=True)
@@ -79,6 +83,8 @@ class Training:
     """The number of adapters that were begun, each time anew, and of states that were loaded."""
     parked: dict[str, ParkedAdapter] = field(factory=dict)
     """Adapters that are not in use."""
+    recording: "StepRecording | None" = None
+    """The bundle that the next step is written to."""
     incarnation: int = 0
     """`num_begun` when the adapter in use was begun or loaded: one that is begun anew is another one."""
 
@@ -118,6 +124,8 @@ class Training:
     def forward_backward(self, piece: Piece) -> Gradients:
         """Add the gradients of a loss."""
         trainer, batch, loss = self._trainer(piece.temperature), piece.batch, piece.loss
+        if (recording := self.recording) is not None:
+            recording.require(loss, self.pieces)
         if isinstance(loss, str | LossSpec) or not callable(loss):
             spec = Losses(recipe=self.recipe, trainer=trainer).spec(loss, piece.config, batch)
         else:
@@ -131,12 +139,16 @@ class Training:
             spec, batch = LINEAR, batch.with_token_column(DERIVATIVES, derivatives_of(given, batch))
         minibatch = evolve(piece, batch=batch).minibatch(self.version)
         returns = trainer.has(capabilities.STEP_LOGPROBS)
+        if recording is not None:
+            recording.begin()
         with self._dropping():
             own = None if returns else trainer.logprobs(batch, _every(batch), "policy", self.version)
             result, logprobs = trainer.forward_backward(minibatch, spec, self.version, piece=self.pieces, logprobs=returns)
         self.pieces += 1
         found = own if logprobs is None else logprobs
         assert found is not None, "the trainer returned them, or was asked before"
+        if recording is not None:
+            recording.note(minibatch, spec, result, found, piece.temperature)
         return Gradients(loss=result.loss, metrics=dict(result.metrics), logprobs=split(found, batch))
 
     def forward_backward_together(self, pieces: Mapping[str, Piece]) -> dict[str, Gradients]:
@@ -207,6 +219,7 @@ class Training:
 
     def _require_pieces(self, pieces: Mapping[str, Piece]) -> None:
         call = "forward_backward_together"
+        self._require_unrecorded(call)
         self._require_many(call)
         known = {self.adapter, *self.parked}
         if not pieces or pieces.keys() - known:
@@ -225,7 +238,7 @@ class Training:
 
     def optim_step(self, settings: Mapping[str, Any]) -> Update:
         """Apply the gradients held."""
-        problems = list(_setting_problems(settings))
+        problems = list(setting_problems(settings))
         if not self.pieces:
             found = f"no gradients{self.dropped}"
             problems.append(Problem(path="optim_step", found=found, expected="those of forward_backward calls before it"))
@@ -235,10 +248,15 @@ class Training:
         }
         if (betas := settings["betas"]) is not None:
             given["betas"] = float(betas[0]), float(betas[1])
+        trainer, recording = self.backends.trainer, self.recording
+        if recording is not None and trainer.has(capabilities.GRADIENT_NORMS):
+            given["gradient_norms"] = True
         with self._dropping():
             request = OptimStepRequest(pieces=self.pieces, weight_version=self.version, **given)
-            result = self.backends.trainer.optim_step(request)
-        self.version, self.pieces, self.dropped = result.weight_version, 0, ""
+            result = trainer.optim_step(request)
+        self.version, self.pieces, self.dropped, self.recording = result.weight_version, 0, "", None
+        if recording is not None:
+            recording.write(request, result)
         return Update(
             weight_version=result.weight_version,
             grad_norm=result.grad_norm,
@@ -252,6 +270,7 @@ class Training:
 
     def use_adapter(self, name: str, seed: int | None, rank: int | None, drops: Sequence[str]) -> int:
         """Change to another adapter, and return its version."""
+        self._require_unrecorded("use_adapter")
         self._require_adapters(name, seed, rank, drops)
         self.weights.to_training()
         seed, rank = (None if number is None else int(number) for number in (seed, rank))
@@ -292,13 +311,31 @@ class Training:
 
     def _require_adapters(self, name: str, seed: int | None, rank: int | None, drops: Sequence[str]) -> None:
         lora = self._require_many("use_adapter")
-        require_none([*_adapter_problems(name, seed, drops), *_rank_problems(seed, rank, lora)])
+        require_none([*adapter_problems(name, seed, drops), *rank_problems(seed, rank, lora)])
         known = {self.adapter, *self.parked}
         unknown = [one for one in (*drops, *([name] if seed is None else [])) if one not in known or name in drops]
         if unknown:
             found = f"{unknown[0]!r:.80}, which is in use or was never begun"
             expected = f"one of {', '.join(sorted(map(repr, known)))}"
             raise CallError([Problem(path="use_adapter", found=found, expected=expected, remedy="A seed begins an adapter.")])
+
+    def record(self, recording: "StepRecording") -> None:
+        """Write the next step to a bundle."""
+        found = f"the gradients of {self.pieces} call(s)" if self.pieces else ""
+        if not found and (self.adapter or self.parked):
+            found = f"a session of {1 + len(self.parked)} adapters"
+        if not found and self.recipe.lora is not None and self.recipe.lora.dropout:
+            found = f"lora.dropout = {self.recipe.lora.dropout}, whose masks differ between trainers and dtypes"
+        if found:
+            expected = "no gradients, one adapter, no dropout"
+            remedy = "Call it before the step, in a session without use_adapter and lora.dropout."
+            raise CallError([Problem(path="record", found=found, expected=expected, remedy=remedy)])
+        self.recording = recording
+
+    def _require_unrecorded(self, call: str) -> None:
+        if self.recording is not None:
+            found, remedy = f"a call of a step that {self.recording.directory} is to hold", "Make the step of `record` first."
+            raise CallError([Problem(path=call, found=found, expected=CALLS, remedy=remedy)])
 
     def to_save(self) -> int:
         """Move the trainer to where it can be saved, and return its version."""
@@ -317,7 +354,7 @@ class Training:
 
     def _trainer(self, temperature: float) -> TrainerGroup:
         """The trainer on its device, at a temperature."""
-        if not _is_number(temperature) or not LEAST_TEMPERATURE <= temperature < np.inf:
+        if not is_number(temperature) or not LEAST_TEMPERATURE <= temperature < np.inf:
             expected = f"a number of at least {LEAST_TEMPERATURE:g}"
             raise CallError([Problem(path="temperature", found=repr(temperature), expected=expected)])
         self.weights.to_training()
@@ -359,42 +396,3 @@ def _on_host(part: Any) -> Any:
 
 def _every(batch: TokenBatch) -> AnyArray:
     return np.arange(batch.num_sequences)
-
-
-def _setting_problems(settings: Mapping[str, Any]) -> list[Problem]:
-    problems = []
-    for name, value in settings.items():
-        values: list[Any] = (
-            [value] if name != "betas" else list(value) if isinstance(value, list | tuple) and len(value) == 2 else [None]
-        )
-        low = float(FLOAT32.tiny) if name == "eps" else 0  # an eps of 0 divides by the moments of a gradient that is 0
-        high = 1.0 if name == "betas" else float(FLOAT32.max)
-        if value is not None and not all(_is_number(one) and low <= one < high for one in values):
-            expected = "two numbers from 0 to below 1" if name == "betas" else f"a number of float32, at least {low:g}"
-            problems.append(Problem(path=name, found=repr(value), expected=expected))
-    return problems
-
-
-def _adapter_problems(name: Any, seed: Any, drops: Any) -> Iterator[Problem]:
-    if not isinstance(name, str):
-        yield Problem(path="name", found=repr(name), expected="a text")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, Integral)):
-        yield Problem(path="seed", found=repr(seed), expected="an integer")
-    if isinstance(drops, str) or not isinstance(drops, Sequence) or not all(isinstance(one, str) for one in drops):
-        yield Problem(path="drops", found=repr(drops), expected="a list of names")
-
-
-def _rank_problems(seed: Any, rank: Any, lora: LoraSpec) -> Iterator[Problem]:
-    if rank is None:
-        return
-    is_whole = not isinstance(rank, bool) and isinstance(rank, Integral)
-    least = 1 if lora.init_from is None else lora.rank
-    if not is_whole or not least <= rank <= lora.rank:
-        of = "lora.rank" if lora.init_from is None else "lora.rank, as lora.init_from has it"
-        yield Problem(path="rank", found=repr(rank), expected=f"an integer from {least} to {lora.rank}, the {of}")
-    elif seed is None:
-        yield Problem(path="rank", found=f"{rank}, without a seed", expected="both: an adapter begins with its rank")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
