@@ -20,9 +20,10 @@ def test_it_counts_rows_and_shows_the_first_prompt(workplace: Workplace) -> None
     assert result.exit_code == 0, result.stderr
     assert result.stderr == ""
     assert "  train data    60 rows of the environment\n  held-out data 8 rows of the environment\n" in result.stdout
-    prompt = result.stdout.partition("  first prompt\n    | ")[2]
-    assert prompt[1] == "+"
-    assert prompt.endswith("=\n")
+    shown = result.stdout.partition("  first prompt\n    | ")[2]
+    first, second = shown[0], shown[2]
+    answer = int(first) + int(second)
+    assert shown == f"{first}+{second}=\n  answer\n    | '{answer}'\n  completion\n    | '{answer}'\n"
 
 
 def test_a_table_of_another_algorithm_is_told(workplace: Workplace) -> None:
@@ -53,9 +54,9 @@ def test_chat_goes_through_the_models_template(workplace: Workplace) -> None:
     result = workplace.rlcore("check", "sft.toml", *arguments)
     assert result.exit_code == 0, result.stderr
     assert "12 rows of " in result.stdout
-    assert result.stdout.endswith("  first prompt\n    | 12*0+0=*\n")
+    assert result.stdout.endswith("  first prompt\n    | 12*0+0=*\n  to learn\n    | 0*<|end|>\n")
     brief = workplace.rlcore("check", "sft.toml", *arguments, "model.chat_template_kwargs={brief=true}")
-    assert brief.stdout.endswith("    | 12*0+0=*=\n")
+    assert "  first prompt\n    | 12*0+0=*=\n" in brief.stdout
 
 
 @pytest.mark.parametrize("split", ["train", "evaluation"])
@@ -71,7 +72,7 @@ def test_prompts_over_the_limit_are_found_or_counted(workplace: Workplace) -> No
     arguments = ("check", "grpo.toml", *source("train", "data.jsonl"))
     expect_failure(workplace.rlcore(*arguments), 4, "row 12 (the first is 0; line 13 of the file) has a prompt of 10 tokens")
     result = workplace.rlcore(*arguments, "data.train.on_long_prompt=drop")
-    assert "data.jsonl, of which 1 are over the limits and left out" in result.stdout
+    assert "data.jsonl, in the format trl, of which 1 are over the limits and left out" in result.stdout
 
 
 @pytest.mark.parametrize("command", ["check", "train", "eval"])
