@@ -18,7 +18,7 @@ _TRL = {
     "truncated_fraction": "completions/clipped_ratio",
     "entropy": "entropy",
 }
-"""Of trl 1.16.0, GRPOTrainer and the Trainer of transformers."""
+"""Names in the logs of GRPOTrainer (trl 1.16.0) and of the Trainer of transformers."""
 NAMES: Mapping[NamesAs, Mapping[str, str]] = {
     "trl": _TRL,
     "wandb": {own: f"train/{name}" for own, name in _TRL.items()},  # transformers.integrations.rewrite_logs
