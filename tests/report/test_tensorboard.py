@@ -22,6 +22,16 @@ def test_a_metric_is_a_scalar_at_its_step(tmp_path: Path) -> None:
     ]
 
 
+def test_steps_may_have_the_names_of_another_library(tmp_path: Path) -> None:
+    context = SinkContext(run_directory=tmp_path, run_name="run", recipe="")
+    sink = TensorBoardSink(context, TensorBoardConfig(names_as="wandb"))
+    sink.log(1, {"reward_mean": 0.5, "kl": 0.25})
+    sink.log_evaluation(1, {"checkpoint_eval/accuracy": 0.75})
+    sink.close(None)
+    tags = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Tags()["tensors"]
+    assert tags == ["train/reward", "rlcore/kl", "checkpoint_eval/accuracy"]
+
+
 def test_a_folder_that_cannot_be_made_is_no_defect(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("in the way")
     with pytest.raises(StorageError) as raised:

@@ -45,6 +45,15 @@ def test_a_resumed_run_goes_on_behind_the_last_step_of_the_tracker(tmp_path: Pat
     ]
 
 
+def test_steps_have_the_names_of_another_library_and_evaluations_their_own(tmp_path: Path) -> None:
+    calls: list[tuple[object, ...]] = []
+    sink = BackgroundSink(tmp_path / "mine.json", lambda resumed: Recorder(resumed, calls), "trl")
+    sink.log(1, {"reward_mean": 0.5, "reward_std": 0.25})
+    sink.log_evaluation(1, {"checkpoint_eval/a": 0.75})
+    sink.close(None)
+    assert calls[1:3] == [("log", 1, {"reward": 0.5, "rlcore/reward_std": 0.25}), ("log", 1, {"checkpoint_eval/a": 0.75})]
+
+
 def test_evaluations_of_earlier_steps_are_written_once(tmp_path: Path) -> None:
     class OwnAxis(Recorder):
         def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:

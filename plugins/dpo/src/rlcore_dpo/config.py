@@ -53,3 +53,11 @@ class OrpoConfig(DpoConfig):
     reference."""
 
     section = "algorithm.orpo"
+
+
+@frozen(kw_only=True)
+class OnlineDpoConfig(DpoConfig):
+    """Online DPO (arXiv:2402.04792): pairs of the policy's own answers, the one with a prompt's highest reward and the one with
+    its lowest."""
+
+    section = "algorithm.online_dpo"

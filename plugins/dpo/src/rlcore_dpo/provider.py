@@ -1,7 +1,7 @@
 """The providers for the entry points."""
 
 from rlcore.spi import Provider
-from rlcore_dpo.config import DpoConfig, OrpoConfig
+from rlcore_dpo.config import DpoConfig, OnlineDpoConfig, OrpoConfig
 from rlcore_dpo.kto_config import KtoConfig
 
 PROVIDER = Provider(
@@ -18,6 +18,14 @@ ORPO = Provider(
     priority=50,
     config=OrpoConfig,
     backend="rlcore_dpo.algorithm:Dpo",
+    check="rlcore_dpo.check:check",
+)
+ONLINE_DPO = Provider(
+    name="online_dpo",
+    spi=(2, 0),
+    priority=50,
+    config=OnlineDpoConfig,
+    backend="rlcore_dpo.online:OnlineDpo",
     check="rlcore_dpo.check:check",
 )
 KTO = Provider(name="kto", spi=(2, 0), priority=50, config=KtoConfig, backend="rlcore_dpo.kto:Kto")

@@ -2,9 +2,11 @@
 
 from attrs import frozen
 
+from rlcore_workers.metric_names import MetricNamesConfig
+
 
 @frozen(kw_only=True)
-class MlflowConfig:
+class MlflowConfig(MetricNamesConfig):
     """`[sinks.mlflow]`: MLflow."""
 
     experiment: str = "rlcore"

@@ -88,4 +88,6 @@ class MlflowSink(BackgroundSink):
     """One run of the experiment, also where it is resumed."""
 
     def __init__(self, context: SinkContext, config: MlflowConfig) -> None:
-        super().__init__(context.run_directory / "mlflow.json", lambda resumed: MlflowRun(context, config, resumed))
+        super().__init__(
+            context.run_directory / "mlflow.json", lambda resumed: MlflowRun(context, config, resumed), config.names_as
+        )

@@ -7,31 +7,36 @@ from attrs import frozen
 from rlcore.files import storage_errors
 from rlcore.installed import is_installed
 from rlcore.spi import SPI_VERSION, Provider, SinkContext
+from rlcore_workers.metric_names import MetricNamesConfig, renamed
 
 
 @frozen(kw_only=True)
-class TensorBoardConfig:
+class TensorBoardConfig(MetricNamesConfig):
     """`[sinks.tensorboard]`: writes event files into the folder `tensorboard`; needs `rlcore-report[tensorboard]`."""
 
 
 class TensorBoardSink:
-    """Each metric is a scalar of its name."""
+    """Each metric is a scalar."""
 
-    def __init__(self, context: SinkContext, config: TensorBoardConfig) -> None:  # noqa: ARG002 - there are no options
+    def __init__(self, context: SinkContext, config: TensorBoardConfig) -> None:
         from tensorboard.summary import Writer
 
+        self._names_as = config.names_as
         with storage_errors("TensorBoard's events", context.run_directory):
             self._writer = Writer(str(context.run_directory / "tensorboard"))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the scalars; they are on disk when this returns."""
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+        self._write(step, renamed(metrics, self._names_as))
 
     def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the scalars, at a step that may be an earlier one."""
-        self.log(step, metrics)
+        self._write(step, metrics)
+
+    def _write(self, step: int, scalars: Mapping[str, float]) -> None:
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
 
     def close(self, summary: Mapping[str, object] | None) -> None:  # noqa: ARG002 - only the steps are drawn
         """Close the file."""

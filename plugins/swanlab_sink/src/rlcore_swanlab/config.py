@@ -4,9 +4,11 @@ from typing import Literal
 
 from attrs import frozen
 
+from rlcore_workers.metric_names import MetricNamesConfig
+
 
 @frozen(kw_only=True)
-class SwanLabConfig:
+class SwanLabConfig(MetricNamesConfig):
     """`[sinks.swanlab]`: SwanLab, in its cloud, on a server of one's own, or in files of the run directory."""
 
     project: str = "rlcore"

@@ -64,4 +64,6 @@ class SwanLabSink(BackgroundSink):
     """One run of the project, also where it is resumed."""
 
     def __init__(self, context: SinkContext, config: SwanLabConfig) -> None:
-        super().__init__(context.run_directory / "swanlab.json", lambda resumed: SwanLabRun(context, config, resumed))
+        super().__init__(
+            context.run_directory / "swanlab.json", lambda resumed: SwanLabRun(context, config, resumed), config.names_as
+        )

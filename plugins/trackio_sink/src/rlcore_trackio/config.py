@@ -2,9 +2,11 @@
 
 from attrs import frozen
 
+from rlcore_workers.metric_names import MetricNamesConfig
+
 
 @frozen(kw_only=True)
-class TrackioConfig:
+class TrackioConfig(MetricNamesConfig):
     """`[sinks.trackio]`: Trackio, in a local database below TRACKIO_DIR or in a Space."""
 
     project: str = "rlcore"

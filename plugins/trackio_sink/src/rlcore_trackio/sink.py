@@ -62,4 +62,6 @@ class TrackioSink(BackgroundSink):
     """One run of the project, also where it is resumed."""
 
     def __init__(self, context: SinkContext, config: TrackioConfig) -> None:
-        super().__init__(context.run_directory / "trackio.json", lambda resumed: TrackioRun(context, config, resumed))
+        super().__init__(
+            context.run_directory / "trackio.json", lambda resumed: TrackioRun(context, config, resumed), config.names_as
+        )

@@ -4,9 +4,11 @@ from typing import Literal
 
 from attrs import frozen
 
+from rlcore_workers.metric_names import MetricNamesConfig
+
 
 @frozen(kw_only=True)
-class WandbConfig:
+class WandbConfig(MetricNamesConfig):
     """`[sinks.wandb]`: Weights & Biases. The key comes from `wandb login` or WANDB_API_KEY."""
 
     project: str = "rlcore"

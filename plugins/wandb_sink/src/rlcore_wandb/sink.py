@@ -73,4 +73,6 @@ class WandbSink(BackgroundSink):
     """One run of the project, also where it is resumed."""
 
     def __init__(self, context: SinkContext, config: WandbConfig) -> None:
-        super().__init__(context.run_directory / "wandb.json", lambda resumed: WandbRun(context, config, resumed))
+        super().__init__(
+            context.run_directory / "wandb.json", lambda resumed: WandbRun(context, config, resumed), config.names_as
+        )

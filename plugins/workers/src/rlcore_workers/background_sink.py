@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from rlcore.files import write_atomically
 from rlcore.reading import read_json
 from rlcore.spi import LoggedSample, StorageError
+from rlcore_workers.metric_names import NamesAs, renamed
 
 MAX_WAITING = 1000
 """Calls that may wait for the tracker."""
@@ -44,9 +45,9 @@ class BackgroundSink:
     that the tracker has are not written again. What the tracker raises is raised by the next call, or by `close`.
     """
 
-    def __init__(self, file: Path, open_tracker: Callable[[str | None], Tracker]) -> None:
-        """`open_tracker` gets the id of the tracker's run that is to go on, or None."""
-        self._file, self._open = file, open_tracker
+    def __init__(self, file: Path, open_tracker: Callable[[str | None], Tracker], names_as: NamesAs | None = None) -> None:
+        """`open_tracker` gets the id of the tracker's run that is to go on, or None. `names_as` names the figures of steps."""
+        self._file, self._open, self._names_as = file, open_tracker, names_as
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(MAX_WAITING)
         self._tracker: Tracker | None = None
         self._state: dict[str, Any] = {"id": None, "log": -1, "log_evaluation": -1, "log_samples": -1}
@@ -56,7 +57,7 @@ class BackgroundSink:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand on the figures of a step."""
-        self._put(partial(self._write, "log", step, dict(metrics)))
+        self._put(partial(self._write, "log", step, renamed(metrics, self._names_as)))
 
     def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand on the figures of a checkpoint's evaluation."""
