@@ -16,10 +16,12 @@ CONTEXT = CheckContext(model=ModelSpec(path="model"), device="cpu", world_size=1
 PARTS = "normalise_then_sum"
 
 
-def test_turns_are_compared_where_there_are_several():
-    (problem,) = check(evolve(CONTEXT, max_turns=1), GrpoConfig(advantage_per="turn"))
+@pytest.mark.parametrize("unit", ["turn", "process"])
+def test_turns_are_compared_where_there_are_several(unit):
+    (problem,) = check(evolve(CONTEXT, max_turns=1), GrpoConfig(advantage_per=unit))
     assert problem.path == "algorithm.grpo.advantage_per"
-    assert not check(CONTEXT, GrpoConfig(advantage_per="turn"))
+    assert unit in problem.found
+    assert not check(CONTEXT, GrpoConfig(advantage_per=unit))
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,8 @@ def test_turns_are_compared_where_there_are_several():
         ("kl_placement", {"kl_placement": "reward", "kl_coefficient": 0.1, "reward_aggregation": PARTS}),
         ("kl_placement", {"kl_placement": "reward_to_go", "kl_coefficient": 0.1, "ratio": "sequence"}),
         ("kl_gradient", {"kl_placement": "reward_to_go", "kl_coefficient": 0.1, "kl_gradient": "estimate"}),
+        ("length_penalty", {"advantage_per": "process", "length_penalty": "group"}),
+        ("advantage_normalisation", {"advantage_per": "process", "advantage_normalisation": "sample_whitening"}),
         ("reward_aggregation", {"advantage_per": "turn", "reward_aggregation": PARTS}),
         ("advantage_normalisation", {"advantage_per": "turn", "advantage_normalisation": "sample_whitening"}),
         ("reward_weights", {"reward_weights": {"answer": 2.0}}),

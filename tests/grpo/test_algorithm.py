@@ -59,6 +59,7 @@ def test_previous_logprobs_are_needed_where_the_generators_do_not_stand_for_them
     [
         ({}, "rewards"),
         ({"advantage_per": "turn"}, "turn_rewards"),
+        ({"advantage_per": "process"}, "turn_rewards"),
         ({"reward_aggregation": "normalise_then_sum"}, "reward_components"),
     ],
 )
@@ -106,6 +107,21 @@ def test_each_turn_gets_its_own_advantage_where_the_recipe_says_so():
     assert training.no_signal is None
     whole = make_grpo(GrpoConfig(advantage_normalisation="none")).build_batch(rollouts).batch.token_columns[ADVANTAGES]
     np.testing.assert_allclose(whole.reshape(3, 5), [[0, 0.5, 0, 0.5, 0.5], [0, -0.5, 0, -0.5, -0.5], [0, 0, 0, 0, 0]])
+
+
+def test_process_supervision_gives_each_turn_the_normalised_rewards_from_it_on():
+    """Of the rewards 1, 0, 0 and 0 the first is 3/4 above the mean, the others 1/4 below it; a masked sample is not among
+    them."""
+    rollouts = make_rollouts([1, 0, 5], [0, 0, 0], valid=[True, True, False])
+    turn_of = np.tile(np.array([-1, 0, -1, 1, 1], np.int32), 3)
+    batch = evolve(rollouts.batch, loss_mask=(turn_of >= 0) & np.repeat(rollouts.valid, 5))
+    turns = TurnRewards(rewards=np.array([1, 0, 0, 0, 4, 1], np.float32), offsets=np.array([0, 2, 4, 6]), turn_of=turn_of)
+    config = GrpoConfig(advantage_per="process", advantage_normalisation="none")
+    training = make_grpo(config).build_batch(evolve(rollouts, batch=batch, turns=turns))
+    found = training.batch.token_columns[ADVANTAGES].reshape(3, 5)
+    np.testing.assert_allclose(found, [[0, 0.5, 0, -0.25, -0.25], [0, -0.5, 0, -0.25, -0.25], [0, 0, 0, 0, 0]])
+    assert training.has_signal.tolist() == [True, True, False]
+    assert training.no_signal is None
 
 
 def test_invalid_samples_get_no_advantage_and_do_not_touch_their_group():

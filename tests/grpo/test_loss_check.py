@@ -28,6 +28,7 @@ def test_constant_length_belongs_to_constant_normalisation_alone():
         ("ratio", {"objective": "policy_gradient", "ratio": "sequence_token"}, {"objective": "sapo"}),
         ("dual_clip", {"objective": "cispo", "dual_clip": 3.0}, {"dual_clip": None}),
         ("advantage_per", {"ratio": "sequence", "advantage_per": "turn"}, {"ratio": "sequence_token"}),
+        ("advantage_per", {"ratio": "sequence", "advantage_per": "process"}, {"ratio": "sequence_token"}),
         ("advantage_per", {"objective": "gmpo", "advantage_per": "turn"}, {"objective": "clipped"}),
         ("importance_minimum", {"importance_minimum": 2.0}, {"importance_maximum": 3.0}),
         ("geometric_minimum", {"geometric_minimum": 1.5, "geometric_maximum": 1.2}, {"geometric_minimum": 0.8}),

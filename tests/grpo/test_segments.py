@@ -126,6 +126,7 @@ ADVANTAGE_CONFIGS = {
     "group": GrpoConfig(),
     "leave one out": GrpoConfig(advantage_baseline="leave_one_out", advantage_normalisation="none"),
     "turns": GrpoConfig(advantage_per="turn"),
+    "process": GrpoConfig(advantage_per="process"),
     "whitened": GrpoConfig(advantage_baseline="none", advantage_normalisation="batch_whitening"),
     "divergence in the reward": GrpoConfig(kl_coefficient=0.3, kl_placement="reward"),
     "divergence from each token on": GrpoConfig(kl_coefficient=0.3, kl_placement="reward_to_go"),

@@ -8,7 +8,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rlcore.spi import ContractError
-from rlcore_torchkit.rl.advantages import decoupled_advantages, group_advantages, turn_advantages, whitened
+from rlcore_torchkit.rl.advantages import (
+    decoupled_advantages,
+    group_advantages,
+    process_advantages,
+    turn_advantages,
+    whitened,
+)
 
 BASELINES = ("group_mean", "leave_one_out")
 NORMALISATIONS = ("std", "none")
@@ -133,12 +139,12 @@ def test_no_samples_give_no_advantages():
     assert advantages([]).shape == (0,)
 
 
-def turns(episodes, group_ids, baseline="group_mean", normalisation="std"):
+def turns(episodes, group_ids, baseline="group_mean", normalisation="std", *, function=turn_advantages):
     """The advantages of each turn of episodes, which are lists of rewards."""
     num_turns = np.asarray([len(rewards) for rewards in episodes], np.int64)
     rewards = np.asarray([reward for rewards in episodes for reward in rewards], np.float32)
     ids = np.asarray(group_ids, np.int32)
-    return turn_advantages(rewards, num_turns, ids, baseline=baseline, normalisation=normalisation, epsilon=EPSILON)
+    return function(rewards, num_turns, ids, baseline=baseline, normalisation=normalisation, epsilon=EPSILON)
 
 
 @settings(max_examples=25)
@@ -164,18 +170,54 @@ def test_turns_are_compared_by_what_was_earned_from_there_on(groups, chosen):
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_with_one_turn_each_turns_are_episodes():
+@settings(max_examples=25)
+@given(
+    st.lists(st.lists(st.lists(st.integers(-4, 4), min_size=1, max_size=4), min_size=1, max_size=5), min_size=1, max_size=4),
+    options,
+)
+def test_process_supervision_adds_up_the_normalised_rewards_from_a_turn_on(groups, chosen):
+    """In plain Python floats, by section 4.1.3 of arXiv:2402.03300: R holds the rewards of all turns of a group, and the
+    advantage of a turn is the sum of its own and of later turns' rewards, each normalised in R."""
+    expected = []
+    for group in groups:
+        compared = [reward for episode in group for reward in episode]
+        normalised = iter(reference_of_group(compared, *chosen) if len(compared) > 1 else [0.0])
+        for episode in group:
+            own = [next(normalised) for _ in episode]
+            expected += [math.fsum(own[turn:]) for turn in range(len(own))]
+    found = turns(
+        [episode for group in groups for episode in group],
+        np.repeat(range(len(groups)), list(map(len, groups))),
+        *chosen,
+        function=process_advantages,
+    )
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_normalised_rewards_that_cancel_are_no_signal():
+    """1/3 of 0, 1 and 2 each: from the first turn on, all episodes sum to the mean."""
+    found = turns([[0.0, 2.0, 1.0], [1.0, 0.0, 2.0], [2.0, 1.0, 0.0]], [0, 0, 0], function=process_advantages)
+    assert not found[[0, 3, 6]].any()
+    assert found[[2, 5, 8]].tolist() == pytest.approx(
+        [0.0, 1.0 / std_of([0, 1, 2] * 3), -1.0 / std_of([0, 1, 2] * 3)], rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("function", [turn_advantages, process_advantages])
+def test_with_one_turn_each_turns_are_episodes(function):
     rewards, ids = [1.0, 0.0, 0.5, 3.0, 1.0], [0, 0, 0, 2, 2]
-    np.testing.assert_array_equal(turns([[reward] for reward in rewards], ids), advantages(rewards, ids))
+    np.testing.assert_array_equal(turns([[reward] for reward in rewards], ids, function=function), advantages(rewards, ids))
 
 
 def test_rewards_that_cancel_are_no_difference():
     assert not turns([[0.1, 0.2, -0.3], [0.3, -0.3, 0.0], [0.0, 0.0, 0.0]], [0, 0, 0])[[0, 3, 6]].any()
 
 
-def test_an_episode_without_turns_and_none_at_all():
-    assert turns([[], [1.0], [0.0]], [0, 0, 0]).tolist() == advantages([1.0, 0.0]).tolist()
-    assert turns([], []).shape == (0,)
+@pytest.mark.parametrize("function", [turn_advantages, process_advantages])
+def test_an_episode_without_turns_and_none_at_all(function):
+    assert turns([[], [1.0], [0.0]], [0, 0, 0], function=function).tolist() == advantages([1.0, 0.0]).tolist()
+    assert turns([], [], function=function).shape == (0,)
 
 
 NEW_NORMALISATIONS = ("leave_one_out_std", "batch_std", "mean")

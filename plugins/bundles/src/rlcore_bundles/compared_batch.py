@@ -29,7 +29,7 @@ NAMED: Mapping[str, Any] = {
     "advantage_baseline": Baseline,
     "advantage_normalisation": AdvantageNormalisation,
     "length_penalty": Literal["none", "soft_overlong", "linear", "group"],
-    "advantage_per": Literal["episode", "turn"],
+    "advantage_per": Literal["episode", "turn", "process"],
     "reward_aggregation": Literal["sum", "normalise_then_sum"],
     "kl_placement": Literal["loss", "reward", "reward_to_go"],
     **{name: hint for name, hint in get_type_hints(LossConfig).items() if get_origin(hint) is Literal},
@@ -165,8 +165,8 @@ def _no_advantages(bundle: Bundle) -> str:
         return "the training batch has other sequences than the samples"
     if EPISODE_IDS in sampled.batch.sequence_columns:
         return "an episode has several sequences"
-    if options["advantage_per"] == "turn" and sampled.turns is not None:
-        return 'advantage_per = "turn": each turn has a reward'
+    if options["advantage_per"] != "episode" and sampled.turns is not None:
+        return f'advantage_per = "{options["advantage_per"]}": each turn has a reward'
     if options["reward_aggregation"] != "sum":
         return "reward components are normalised one by one"
     if options["kl_placement"] != "loss":

@@ -12,6 +12,7 @@ from rlcore_torchkit.rl.advantages import (
     are_equal,
     decoupled_advantages,
     group_advantages,
+    process_advantages,
     turn_advantages,
     whitened,
 )
@@ -56,7 +57,7 @@ class Grpo:
         batch, turns = rollouts.batch, rollouts.turns
         kl = kl_of_tokens(batch, self.config) if self._kl_in_rewards else None
         metrics = {} if kl is None else {"reward_kl": float(kl.sum() / max(batch.loss_mask.sum(), 1))}
-        if self.config.advantage_per == "turn" and turns is not None:
+        if self.config.advantage_per != "episode" and turns is not None:
             of_turns = self._of_turns(rollouts, turns)
             first = np.repeat(turns.offsets[:-1][rollouts.episode_of], batch.lengths)
             per_token = np.where(batch.loss_mask, np.take(of_turns, first + turns.turn_of, mode="clip"), np.float32(0))
@@ -128,7 +129,8 @@ class Grpo:
         if self.config.advantage_normalisation == "mean":
             require_not_negative(turns.rewards[valid])
         advantages = np.zeros(len(turns.rewards), np.float32)
-        advantages[valid] = turn_advantages(
+        compared = process_advantages if self.config.advantage_per == "process" else turn_advantages
+        advantages[valid] = compared(
             turns.rewards[valid], num_turns[is_valid], rollouts.group_ids[first][is_valid], **self._options
         )
         return advantages

@@ -66,26 +66,27 @@ def _of_normalisation(config: GrpoConfig) -> Iterator[Problem]:
 
 
 def _of_turns(context: CheckContext, config: GrpoConfig) -> Iterator[Problem]:
-    if config.advantage_per != "turn":
+    if config.advantage_per == "episode":
         return
+    of_turns = f'"{config.advantage_per}"'
     if context.max_turns == 1:
         yield Problem(
             path="algorithm.grpo.advantage_per",
-            found='"turn", with episodes of one turn, or of agents, whose rewards are not told apart by turns',
+            found=f"{of_turns}, with episodes of one turn, or of agents, whose rewards are not told apart by turns",
             expected='"episode"',
             remedy="Raise rollout.max_turns where the environment takes several turns.",
         )
     if config.advantage_normalisation == "sample_whitening":
         yield Problem(
             path="algorithm.grpo.advantage_normalisation",
-            found='"sample_whitening", with advantage_per = "turn"',
+            found=f'"sample_whitening", with advantage_per = {of_turns}',
             expected='"batch_whitening", or another: it is of whole episodes',
         )
     for key, plain in (("reward_aggregation", "sum"), ("length_penalty", "none"), ("kl_placement", "loss")):
         if (value := getattr(config, key)) != plain:
             yield Problem(
                 path=f"algorithm.grpo.{key}",
-                found=f'"{value}", with advantage_per = "turn"',
+                found=f'"{value}", with advantage_per = {of_turns}',
                 expected=f'"{plain}": it is of whole episodes',
             )
 
@@ -121,10 +122,10 @@ def _of_objective(config: GrpoConfig) -> Iterator[Problem]:
             expected="more than -clip_low",
             remedy="Set clip_low = 1.0, which never clips.",
         )
-    if _is_of_sequence(config) and config.advantage_per == "turn":
+    if _is_of_sequence(config) and config.advantage_per != "episode":
         yield Problem(
             path="algorithm.grpo.advantage_per",
-            found='"turn" with one ratio for the whole sequence, whose gradient mixes the advantages of its turns',
+            found=f'"{config.advantage_per}" with one ratio for the whole sequence, whose gradient mixes advantages of turns',
             expected='"episode"',
             remedy=OF_TOKENS,
         )

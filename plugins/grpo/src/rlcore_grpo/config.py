@@ -29,9 +29,11 @@ class AdvantageConfig:
     other rewards, but at least half of "std". "batch_std": that of the step's rewards. "mean": the group's mean reward, for
     rewards of at least 0. "batch_whitening": subtract the mean over the step's tokens, then divide by their standard
     deviation. "sample_whitening": the same over its samples. "none": no division."""
-    advantage_per: Literal["episode", "turn"] = "episode"
+    advantage_per: Literal["episode", "turn", "process"] = "episode"
     """The unit that is compared in a group. "episode": the whole reward of each episode. "turn": the return of each turn. The
-    return of turn k is the sum of rewards from k on; its baseline is over the group's episodes that have a turn k."""
+    return of turn k is the sum of rewards from k on; its baseline is over the group's episodes that have a turn k. "process":
+    the reward of each turn, among those of all turns of the group; a turn's advantage is the sum of its own and of later turns'
+    normalised rewards (process supervision, section 4.1.3)."""
     advantage_epsilon: Annotated[float, at_least_below(0, 1)] = 1e-6
     """Added to the divisor of advantages. A group whose rewards are equal to rounding has advantages of 0 in any case."""
     reward_aggregation: Literal["sum", "normalise_then_sum"] = "sum"
@@ -60,7 +62,7 @@ class AdvantageConfig:
         """The figures by which a group's samples are compared, as AlgorithmNeeds.compares."""
         if self.reward_aggregation == "normalise_then_sum":
             return "reward_components"
-        return "turn_rewards" if self.advantage_per == "turn" else "rewards"
+        return "rewards" if self.advantage_per == "episode" else "turn_rewards"
 
     @property
     def compares_groups(self) -> bool:

@@ -168,6 +168,28 @@ def turn_advantages(
     return advantages
 
 
+def process_advantages(
+    rewards: NDArray[np.float32],
+    num_turns: NDArray[np.int64],
+    group_ids: NDArray[np.int32],
+    **options: Unpack[AdvantageOptions],
+) -> Float64Array:
+    """float64 [K]: of each turn, Σ over it and the later turns of its episode of `group_advantages` of their rewards, which
+    compare all turns of all episodes of a group (process supervision of DeepSeekMath, arXiv:2402.03300, section 4.1.3).
+
+    Shapes as of `turn_advantages`. With one turn each it is group_advantages. A sum that cancels to rounding is 0.
+    """
+    normalised = group_advantages(rewards, np.repeat(group_ids, num_turns), **options)
+    ends, magnitudes = np.cumsum(num_turns), np.abs(normalised)
+    starts = np.repeat(ends - num_turns, num_turns)
+    before = np.concatenate([[0.0], np.cumsum(normalised)])
+    paid = np.concatenate([[0.0], np.cumsum(magnitudes)])
+    to_go: Float64Array = np.repeat(before[ends], num_turns) - before[:-1]
+    # Rewards that cancel leave roundings, which must not pass for differences.
+    to_go[np.abs(to_go) <= RELATIVE_RESOLUTION * (np.repeat(paid[ends], num_turns) - paid[starts])] = 0.0
+    return to_go
+
+
 def _require_name(option: str, name: str, names: Any) -> None:
     if name not in get_args(names):
         raise ContractError(f"{option}: found {name!r}; expected one of {', '.join(get_args(names))}")
