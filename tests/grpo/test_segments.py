@@ -24,6 +24,7 @@ from rlcore.spi.execution import Minibatch
 from rlcore_grpo.config import GrpoConfig
 from rlcore_torchkit.rl.episodes import EPISODE_TOKENS, with_episode_tokens
 from rlcore_torchkit.rl.policy_gradient import policy_gradient_loss
+from rlcore_torchkit.rl.shaping import LIKELIHOOD_WEIGHTS
 
 from .grpo_rollouts import make_grpo
 from .reference_loss import Reference
@@ -102,6 +103,9 @@ def loss_of_episodes(batch, config, logprobs, entropy):
             "sequence": said.mean() / len(episodes),
             "constant": said.sum() / (config.constant_length or 1) / len(episodes),
         }[config.loss_normalisation]
+    if config.likelihood_coefficient:
+        weighed = np.float64(batch.token_columns[LIKELIHOOD_WEIGHTS]) * logprobs
+        total -= config.likelihood_coefficient * weighed[batch.loss_mask].sum() / batch.loss_mask.sum()
     return total
 
 
