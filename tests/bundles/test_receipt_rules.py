@@ -21,7 +21,7 @@ BAD: dict[str, tuple[object, str, str]] = {
     "no bound": ({"max_mean_difference": 0.0}, "receipts.max_mean_difference", "above 0"),
     "an infinite bound": ({"max_mean_difference": float("inf")}, "receipts.max_mean_difference", "above 0"),
     "another action": ({"on_excess": "stop"}, "receipts.on_excess", '"warn", "error"'),
-    "no threads": ({"num_threads": 0}, "receipts.num_threads", "at least 1"),
+    "no threads": ({"num_threads": 0}, "receipts.num_threads", "from 1 to 1024"),
     "fewer than none": ({"max_waiting": -1}, "receipts.max_waiting", "at least 0"),
     "a mistyped key": ({"every_n_step": 5}, "receipts.every_n_step", "every_n_steps"),
 }

@@ -45,7 +45,7 @@ def test_rows_and_first_prompt_are_those_of_the_run(prepared: Prepare) -> None:
 def test_rows_over_the_limit_are_counted_and_no_first_prompt(prepared: Prepare, train_file: Path) -> None:
     limit = ("rollout.max_prompt_tokens=3", "data.train.on_long_prompt=drop", "data.evaluation.on_long_prompt=drop")
     found = preview(prepared(*of(train_file), *limit, "environment.fake.prompt_length=0"), FakeTokenizer())
-    assert found.rows["train"] == f"3 rows of {train_file}, in the format trl, of which 1 are over the limits and left out"
+    assert found.rows["train"] == f"3 rows of {train_file}, of which 1 are over the limits and left out"
     assert found.first_prompt == "a:"
 
 
@@ -75,7 +75,7 @@ def test_formats_of_several_data_sets_are_named(prepared: Prepare, train_file: P
         for name in ("one", "two")
         for key, value in (("source", "jsonl"), ("path", train_file))
     ]
-    found = preview(prepared(*mixed, "data.train.mix.two.format=rlcore"), FakeTokenizer())
+    found = preview(prepared(*mixed, "data.train.mix.one.format=trl"), FakeTokenizer())
     assert found.rows["train"].endswith(", one in the format trl")
 
 

@@ -34,7 +34,7 @@ def sharded(directory, layout):
         parallelize(model, meshes.tensor, sequence_parallel=True, experts=True)
     if layout.expert > 1:
         divide_experts(model, meshes.expert)
-    shard(model, meshes, make_config(), torch.bfloat16)
+    shard(model, meshes, make_config(), ModelSpec(path=str(directory), dtype="bfloat16"))
     return model
 
 

@@ -72,7 +72,7 @@ def test_prompts_over_the_limit_are_found_or_counted(workplace: Workplace) -> No
     arguments = ("check", "grpo.toml", *source("train", "data.jsonl"))
     expect_failure(workplace.rlcore(*arguments), 4, "row 12 (the first is 0; line 13 of the file) has a prompt of 10 tokens")
     result = workplace.rlcore(*arguments, "data.train.on_long_prompt=drop")
-    assert "data.jsonl, in the format trl, of which 1 are over the limits and left out" in result.stdout
+    assert "data.jsonl, of which 1 are over the limits and left out" in result.stdout
 
 
 @pytest.mark.parametrize("command", ["check", "train", "eval"])

@@ -109,7 +109,9 @@ def standing_still(backend, monkeypatch):
         stands.set()
         assert may_go_on.wait(300)
 
-    monkeypatch.setattr(replica, "generate", lambda samples, deliver: generate(samples, partial(deliver_to, deliver)))
+    monkeypatch.setattr(
+        replica, "generate", lambda samples, deliver, *others: generate(samples, partial(deliver_to, deliver), *others)
+    )
     yield stands, may_go_on
     may_go_on.set()
 

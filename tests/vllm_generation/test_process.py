@@ -105,7 +105,9 @@ def stand_still(replica, engines, stand, monkeypatch):
         engines[replica.name].resume()
         return begun
 
-    monkeypatch.setattr(replica, "generate", lambda samples, deliver: generate(samples, partial(deliver_to, deliver)))
+    monkeypatch.setattr(
+        replica, "generate", lambda samples, deliver, *others: generate(samples, partial(deliver_to, deliver), *others)
+    )
     monkeypatch.setattr(replica, "begin_update", begin)
 
 
@@ -167,8 +169,8 @@ def test_an_engine_that_stands_still_as_it_generates_is_ended_long_before_a_gene
     replica, stopped = backend._replicas[1], engine_processes()["vllm-1"]
     generate = replica.generate
 
-    def stopping(samples, deliver):
-        return generate(samples, lambda finished: (stopped.suspend(), deliver(finished)))
+    def stopping(samples, deliver, *others):
+        return generate(samples, lambda finished: (stopped.suspend(), deliver(finished)), *others)
 
     request = request_of(16, 280)
     request.max_tokens[::4] = 1

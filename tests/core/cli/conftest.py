@@ -91,7 +91,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         return {"eval/pass@1": 0.625, "eval/response_length_mean": 7.5}
 
     def preview(prepared: Any) -> Preview:
-        return Preview(rows={"train": "3 rows of x.jsonl"}, first_prompt="<bos>1+1=\n", notes=("odd",))
+        return Preview(
+            rows={"train": "3 rows of x.jsonl"}, first_prompt="<bos>1+1=\n", target={"answer": "'2'"}, notes=("odd",)
+        )
 
     monkeypatch.setattr(rlcore.run.plan.prepare, "prepare", prepare)
     monkeypatch.setattr(rlcore_doctor.preview, "preview", preview)

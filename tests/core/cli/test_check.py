@@ -20,7 +20,7 @@ def test_check_says_what_would_run(invoke, calls) -> None:
     assert result.stdout.startswith("ok: r.toml")
     note = "note: trainer 'tra' (priority 50) is taken, as 'big' (priority 80) cannot be: needs a GPU\n"
     assert result.stderr == f"{note}note: odd\n"
-    assert "  train data    3 rows of x.jsonl\n  first prompt\n    | <bos>1+1=\n    | \n" in result.stdout
+    assert "  train data    3 rows of x.jsonl\n  first prompt\n    | <bos>1+1=\n    | \n  answer\n    | '2'\n" in result.stdout
     assert lines["trainer"].split(maxsplit=1)[1] == "tra 1.2 of acme-tra (auto, priority 50)"
     assert lines["generator"].split(maxsplit=1)[1] == "gen 1.2 of acme-gen (named)"
     assert lines["observer"].split(maxsplit=1)[1] == "obs 1.2 of acme-obs (named)"

@@ -51,6 +51,8 @@ class ProblemsError(RlcoreError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         lines = "\n".join(f"  - {problem}" for problem in self.problems)
-        is_call = all(problem.path.startswith("--") or problem.path.isupper() for problem in self.problems)
+        is_call = all(
+            problem.path.startswith("--") or (problem.path.isalpha() and problem.path.isupper()) for problem in self.problems
+        )
         summary = self.summary.replace("in the recipe", "with the command line") if is_call else self.summary
         super().__init__(f"{len(self.problems)} {summary}:\n{lines}")

@@ -20,7 +20,7 @@ from rlcore.schema.printable import printable
 )
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="The folder to write; by default in RUN/weights/step-N.")
 def export_command(run: Path, step: int | None, form: Literal["hf", "peft"], output: Path | None) -> None:
-    """Write a checkpoint as a model that transformers, vLLM and PEFT load.
+    """Write a checkpoint as a model of transformers, or as PEFT's adapters.
 
     RUN is a run directory, whose recipe names the model. The trainer that wrote the checkpoint reads it on the CPU.
     """

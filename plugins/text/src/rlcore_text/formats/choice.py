@@ -73,6 +73,8 @@ class FormatChoice:
                 f"fields of {len(fitting)} formats, {' and '.join(map(repr, fitting))}; expected one. Name it with "
                 f'{self.key}.format, or "{OWN}" to read the fields as they are'
             )
+        if isinstance(row.get("prompt"), str) and _equal(found, row):
+            return  # such a row has nothing that is another library's alone
         self.name = ", ".join(fitting)
         self._convert, self._keeps_others = dict(_all())[name], _equal(found, row)
 
