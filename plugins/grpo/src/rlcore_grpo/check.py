@@ -115,11 +115,11 @@ def _of_objective(config: GrpoConfig) -> Iterator[Problem]:
             expected='at least 0, or objective = "cispo"',
             remedy="Raise it: a ratio of 1 would be clipped.",
         )
-    if config.objective == "cispo" and -config.clip_low >= config.clip_high:
+    if config.objective == "cispo" and -config.clip_low > config.clip_high:
         yield Problem(
             path="algorithm.grpo.clip_high",
-            found=f"{config.clip_high:g} with clip_low = {config.clip_low:g}, so that every weight is the same",
-            expected="more than -clip_low",
+            found=f"{config.clip_high:g} with clip_low = {config.clip_low:g}, so that the least weight is above the greatest",
+            expected="at least -clip_low",
             remedy="Set clip_low = 1.0, which never clips.",
         )
     if _is_of_sequence(config) and config.advantage_per != "episode":
