@@ -170,7 +170,8 @@ def test_an_episode_reads_and_says_what_is_learned(load, name):
     conversations.begin([0], Observation(messages=(USER,)))
     said = tokenizer.encode_behind(pieces)
     conversations.add_turn(0, tokenizer.decode(said[0]), said[0][-1])
-    (read,) = conversations.read([0], [Observation(messages=(MORE,))])
+    ((read, begins_segment),) = conversations.read([0], [Observation(messages=(MORE,))])
+    assert not begins_segment
     opened = tokenizer.encode(tokenizer.render_chat([USER]))
     assert [*opened, *said[0], *read.tolist(), *said[1]] == tokens
     assert said[1][-1] == tokenizer.encode(family.after_answer)[0]
