@@ -20,7 +20,7 @@ EXPECTED = {"a": (2, 3), "b": (4,)}
         ((FIRST,), "missing from what the trainer exports: b"),
         ((FIRST, SECOND, evolve(FIRST, name="c")), "unknown to the model: c"),
         ((FIRST, evolve(SECOND, shape=(2, 2))), r"b has shape \[2, 2\]; expected \[4\]"),
-        ((FIRST, evolve(SECOND, dtype="int8")), "b has dtype int8; expected one of float32, "),
+        ((FIRST, evolve(SECOND, dtype="int8")), "b has dtype int8; expected one of float64, float32, "),
     ],
 )
 def test_what_is_not_the_models_is_named(specs, message):

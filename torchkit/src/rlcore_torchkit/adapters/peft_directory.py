@@ -61,7 +61,8 @@ def read_adapters(directory: str, shapes: Mapping[str, tuple[int, ...]], spec: L
     file = expanded(directory) / TENSOR_FILE
     tensors = load_file(file)
     adapters = {name: _at_least_float32(tensors[f"{PREFIX}{name}"]) for name in shapes}
-    raise_model_problems(str(file), list(not_finite(adapters, str(file))))
+    in_float32 = {name: tensor.float() for name, tensor in adapters.items()}  # most trainers keep them in it
+    raise_model_problems(str(file), list(not_finite(in_float32, str(file))))
     return adapters
 
 
