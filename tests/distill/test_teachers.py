@@ -59,7 +59,7 @@ def logprob(token, place, scale):
 
 
 def told(ids, text_of, scale=1.0):
-    """What vLLM's server says of a prompt."""
+    """The entries of vLLM's server for a prompt."""
     entries = [
         {str(token): {"logprob": logprob(token, place, scale), "rank": 2, "decoded_token": text_of(token)}}
         for place, token in enumerate(ids)

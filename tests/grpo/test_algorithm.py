@@ -110,8 +110,7 @@ def test_each_turn_gets_its_own_advantage_where_the_recipe_says_so():
 
 
 def test_process_supervision_gives_each_turn_the_normalised_rewards_from_it_on():
-    """Of the rewards 1, 0, 0 and 0 the first is 3/4 above the mean, the others 1/4 below it; a masked sample is not among
-    them."""
+    """The mean of the rewards 1, 0, 0 and 0 is 1/4; a masked sample is not in it."""
     rollouts = make_rollouts([1, 0, 5], [0, 0, 0], valid=[True, True, False])
     turn_of = np.tile(np.array([-1, 0, -1, 1, 1], np.int32), 3)
     batch = evolve(rollouts.batch, loss_mask=(turn_of >= 0) & np.repeat(rollouts.valid, 5))

@@ -24,7 +24,7 @@ from rlcore_transformers.provider import PROVIDER as TRANSFORMERS
 
 ROLLOUTS: list[RolloutBatch] = []
 LOSSES: list[dict[str, Any]] = []
-"""What the algorithm and the loss of this process got."""
+"""The batches that the algorithm and the loss of this process got."""
 
 AGENT_SOURCE = '''
 import asyncio, json, os, sys

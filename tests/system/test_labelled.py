@@ -54,7 +54,7 @@ names = []
 
 @pytest.fixture
 def place(workplace: Workplace, model: Path) -> Workplace:
-    """With the recipe kto.toml and its rows."""
+    """A workplace with the recipe kto.toml and its rows."""
     (workplace.folder / "kto.toml").write_text(RECIPE.format(model=model))
     write_jsonl(workplace.folder / "labelled.jsonl", ROWS)
     write_jsonl(workplace.folder / "held-out.jsonl", HELD_OUT)

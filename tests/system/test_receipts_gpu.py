@@ -44,7 +44,7 @@ def ray() -> Iterator[None]:
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_receipts_hold_and_a_step_is_computed_again(trainer: str, workplace: Workplace, tmp_path: Path) -> None:
-    """Of two ranks beside vLLM; the steps are kept where $RLCORE_KEEP_BUNDLES points."""
+    """Two ranks train beside vLLM; the run is copied to the folder that $RLCORE_KEEP_BUNDLES names."""
     sizes = {"hidden_size": 128, "num_layers": 2, "initializer_range": 0.03}
     model = make_model(tmp_path / "model", alphabet=DIGITS, max_length=64, dtype="bfloat16", **sizes)
     places = ("cluster.gpus_per_node=2", f"model.path={model}")

@@ -43,7 +43,7 @@ THOUGHTS, END = ("<think>", "</think>"), "<|im_end|>"
 MORE = ("Are you sure?", "Really?")
 ROLLOUTS: list[RolloutBatch] = []
 LOSSES: list[dict[str, Any]] = []
-"""What the algorithm and the loss of this process got."""
+"""The batches that the algorithm and the loss of this process got."""
 SAID: list[tuple[str, list[str]]] = []
 """The prompt of each episode, and the texts of its turns, as its environment or its agent saw them."""
 

@@ -34,7 +34,7 @@ class Endpoint:
         self.client = anthropic.Anthropic(base_url=self.base_url, api_key="any", max_retries=0)
 
     def recorded(self) -> list[str]:
-        """What is in the loss of each of the session's segments, which is finished."""
+        """The tokens in the loss of each of the session's segments; the session ends."""
         segments = self.sessions.finish(self.session)
         return [ChatMl().show(segment.tokens[segment.loss_mask].tolist()) for segment in segments]
 

@@ -31,7 +31,7 @@ class Endpoint:
         return self.client.responses.create(model="policy", **options)
 
     def recorded(self) -> list[str]:
-        """What is in the loss of each of the session's segments, which is finished."""
+        """The tokens in the loss of each of the session's segments; the session ends."""
         segments = self._sessions.finish(self._session)
         return [ChatMl().show(segment.tokens[segment.loss_mask].tolist()) for segment in segments]
 

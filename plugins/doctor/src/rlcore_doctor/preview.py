@@ -28,8 +28,8 @@ class Preview:
     first_prompt: str | None
     """The first row's prompt through the chat template, special tokens included; None where it cannot be told here."""
     target: Mapping[str, str]
-    """The rest of the first row: the answers to learn, with their ends, or the fields that the environment gets. Empty where no
-    prompt is told."""
+    """The rest of the first row: the answers to learn, with their ends, or the fields that the environment gets. Empty where
+    `first_prompt` is None."""
     notes: Sequence[str]
     """Parts that were not read, and warnings about the rest."""
 

@@ -117,8 +117,8 @@ DIVIDED_BEFORE = ("tensor", "expert")
 
 
 def reduces_every_microbatch(wanted: bool | None, parameters: Iterable[Tensor], memory_bytes: int | None) -> bool:
-    """As the section wants it, or where it leaves that open whether gradients that FSDP has not sharded yet are larger
-    than MOST_HELD of the device's memory, None of a host's. A collective: all ranks do the same."""
+    """Return whether gradients are reduced in every microbatch: as the section wants, or where gradients that FSDP has not
+    sharded yet would take more than MOST_HELD of the device's memory, None of a host's. A collective of all ranks."""
     if wanted is not None:
         return wanted
     if memory_bytes is None:

@@ -16,7 +16,7 @@ class CriterionConfig:
     """`[environment.judge.criteria.NAME]`: a criterion of a rubric."""
 
     text: Text
-    """What the judge is to look at."""
+    """The criterion in words, for the judge."""
     weight: Annotated[float, above(0)] = 1.0
     """Its share of the reward, divided by the sum of all weights."""
 

@@ -62,7 +62,7 @@ class Reply:
     model: str
     _id: str = field(factory=lambda: uuid.uuid4().hex, init=False)
     _sent: list[TokensOfChoice] = field(factory=list, init=False)
-    """What a stream has sent of each answer that has begun."""
+    """The tokens that a stream has sent of each answer that has begun."""
     last_event: bytes = field(default=b"data: [DONE]\n\n", init=False)
 
     def whole(self, answered: Answered) -> dict[str, Any]:
