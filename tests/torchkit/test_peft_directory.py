@@ -44,6 +44,15 @@ def test_another_models_adapters_are_refused(tmp_path: Path) -> None:
         read_adapters(str(tmp_path), SHAPES, LoraSpec(rank=2), "another/base")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_adapters_of_a_file_are_of_the_trainers_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
+    thirds = {name: torch.full_like(tensor, 1 / 3, dtype=torch.float64) for name, tensor in ADAPTERS.items()}
+    write_adapters(tmp_path, thirds, LoraSpec(rank=2), MODEL)
+    found = read_adapters(str(tmp_path), SHAPES, LoraSpec(rank=2), MODEL.path, dtype)
+    assert {tensor.dtype for tensor in found.values()} == {dtype}
+    assert all(torch.equal(tensor, thirds[name].to(dtype)) for name, tensor in found.items())
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
 def test_adapters_are_finite_in_float32(value: float, tmp_path: Path) -> None:
     wrong = {name: torch.full_like(tensor, value, dtype=torch.float64) for name, tensor in ADAPTERS.items()}

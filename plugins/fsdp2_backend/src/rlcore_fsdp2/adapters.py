@@ -97,7 +97,7 @@ class Adapters:
 
     def initialise(self, model: nn.Module) -> None:
         """Give this rank's parts their first values."""
-        values = initial_adapters(self.layers, self.spec, self.model, self.seed, self.rank)
+        values = initial_adapters(self.layers, self.spec, self.model, self.seed, self.rank, self.master_dtype)
         self._fill(model, values)
         self.begun = values if self.spec.init_from is not None else None
 

@@ -28,9 +28,14 @@ def linear_layers_of(model: Any) -> dict[str, Shape]:
 
 
 def initial_adapters(
-    layers: Mapping[str, Shape], spec: LoraSpec, model: str, seed: int, rank: int | None = None
+    layers: Mapping[str, Shape],
+    spec: LoraSpec,
+    model: str,
+    seed: int,
+    rank: int | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> dict[str, Tensor]:
-    """Return float32 A and B of every layer by name, on the host: those of `spec.init_from`, or else PEFT's, A uniform in
+    """Return A and B of every layer by name, in `dtype`, on the host: those of `spec.init_from`, or else PEFT's, A uniform in
     ±1/√in and B zero, which depend on the seed, the names and the rank alone.
 
     Rows of A behind a smaller `rank` are zero. With the columns of B they stay zero: each gradient is a product with the other.
@@ -38,8 +43,9 @@ def initial_adapters(
     """
     shapes = adapter_shapes(layers, spec.rank)
     if spec.init_from is not None:
-        return read_adapters(spec.init_from, shapes, spec, model)
-    return {name: _initial(name, shape, seed, spec.rank if rank is None else rank) for name, shape in shapes.items()}
+        return read_adapters(spec.init_from, shapes, spec, model, dtype)
+    used = spec.rank if rank is None else rank
+    return {name: _initial(name, shape, seed, used).to(dtype) for name, shape in shapes.items()}
 
 
 def _initial(name: str, shape: Shape, seed: int, rank: int) -> Tensor:

@@ -53,21 +53,18 @@ def adapter_config(spec: LoraSpec, model: ModelSpec, names: Iterable[str]) -> di
     }
 
 
-def read_adapters(directory: str, shapes: Mapping[str, tuple[int, ...]], spec: LoraSpec, model: str) -> dict[str, Tensor]:
-    """Adapters by name, on the host, in float32, or the file's float64; ModelError where they are not those of `spec`
-    for this model."""
+def read_adapters(
+    directory: str, shapes: Mapping[str, tuple[int, ...]], spec: LoraSpec, model: str, dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
+    """Adapters by name, on the host, in `dtype`; ModelError where they are not those of `spec` for this model, or not finite in
+    it."""
     if problems := adapter_problems(spec, directory, model, shapes):
         raise ModelError(problems)
     file = expanded(directory) / TENSOR_FILE
     tensors = load_file(file)
-    adapters = {name: _at_least_float32(tensors[f"{PREFIX}{name}"]) for name in shapes}
-    in_float32 = {name: tensor.float() for name, tensor in adapters.items()}  # most trainers keep them in it
-    raise_model_problems(str(file), list(not_finite(in_float32, str(file))))
+    adapters = {name: tensors[f"{PREFIX}{name}"].to(dtype) for name in shapes}
+    raise_model_problems(str(file), list(not_finite(adapters, str(file))))
     return adapters
-
-
-def _at_least_float32(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 FILE = "reference_adapters.safetensors"
