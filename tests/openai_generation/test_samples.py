@@ -18,6 +18,17 @@ def test_events_of_any_size_add_up() -> None:
     assert found.finish_reasons.tolist() == [FinishReason.STOP, FinishReason.ABORTED]
 
 
+def test_text_that_a_stop_string_held_back_may_follow_its_tokens() -> None:
+    sample = Sample()
+    for choice in (
+        {"text": "", "token_ids": [4], "logprobs": {"token_logprobs": [-1.0]}},
+        {"text": "$"},
+        {"finish_reason": "stop"},
+    ):
+        sample.add(choice)
+    assert (sample.tokens, sample.text, sample.reason) == ([4], "$", FinishReason.STOP)
+
+
 @pytest.mark.parametrize("logprobs", [None, {"token_logprobs": []}, {"token_logprobs": None}])
 def test_a_token_without_its_log_probability_is_an_error(logprobs: object) -> None:
     with pytest.raises(WrongAnswerError, match="log-probabilities"):

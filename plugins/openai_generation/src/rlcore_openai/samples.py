@@ -72,7 +72,8 @@ class Sample:
             raise WrongAnswerError(f"a choice with the index {choice['index']!r:.40}, where one choice was asked for")
         if len(logprobs) > len(tokens):
             raise WrongAnswerError(f"{len(logprobs)} log-probabilities of {len(tokens)} token ids (return_token_ids)")
-        if len(logprobs) < len(tokens) or (choice.get("text") and not tokens):
+        is_text_alone = choice.get("text") and not tokens and not self.tokens  # held text may follow the tokens that it is of
+        if len(logprobs) < len(tokens) or is_text_alone:
             lacking = "token ids (return_token_ids)" if len(logprobs) >= len(tokens) else "log-probabilities (logprobs)"
             raise WrongAnswerError(f"an answer without {lacking}")
         if wrong := [one for one in tokens if type(one) is not int or not 0 <= one < (self.vocab_size or 2**31)]:
