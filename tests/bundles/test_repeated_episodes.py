@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,21 @@ from attrs import evolve
 
 import rlcore
 from rlcore.run.execution.groups import InProcessGenerator
-from rlcore.spi import EPISODE_IDS, FinishReason, GenerateResult
+from rlcore.spi import (
+    EPISODE_IDS,
+    GENERATION_LOGPROBS,
+    GROUP_IDS,
+    WEIGHT_VERSIONS,
+    FinishReason,
+    GenerateResult,
+    TokenBatch,
+    TurnRewards,
+)
 from rlcore.spi.arrays import offsets_of
 from rlcore.spi.execution import Responses
 from rlcore_bundles.bundle import Bundle
 from rlcore_bundles.difference import first_difference
+from rlcore_bundles.recorded_answers import answers_of
 from rlcore_bundles.replay import replay
 from rlcore_bundles.rows import Row
 from rlcore_bundles.storage import read_bundle
@@ -199,3 +210,29 @@ def test_an_agent_that_asks_otherwise_is_found(of_agents: Bundle) -> None:
     first = _agent_that(lambda source: source.replace("range(2)", "range(3)"), of_agents)
     assert first is not None
     assert first.quantity == "prompt tokens"
+
+
+@pytest.mark.parametrize("with_parts", [False, True])
+def test_the_parts_of_a_turn_are_one_recorded_answer(with_parts: bool) -> None:
+    """Two episodes: turns of 2 and 3 tokens, and one of 2; the prompt has one, and one is read between."""
+    turn_of = np.array([-1, 0, 1, -1, 2, 2, 3, -1, 0, 1] if with_parts else [-1, 0, 0, -1, 1, 1, 1, -1, 0, 0], np.int32)
+    counts, continues = ([4, 2], [False, True, False, True, False, True]) if with_parts else ([2, 1], None)
+    versions = np.where(turn_of >= 0, 0, -1).astype(np.int32)
+    batch = TokenBatch(
+        tokens=np.arange(10, dtype=np.int32),
+        offsets=np.array([0, 7, 10]),
+        loss_mask=turn_of >= 0,
+        token_columns={GENERATION_LOGPROBS: np.zeros(10, np.float32), WEIGHT_VERSIONS: versions},
+        sequence_columns={GROUP_IDS: np.zeros(2, np.int32)},
+    )
+    turns = TurnRewards(
+        rewards=np.zeros(sum(counts), np.float32),
+        offsets=offsets_of(counts),
+        turn_of=turn_of,
+        continues=None if continues is None else np.array(continues),
+    )
+    sampled: Any = SimpleNamespace(
+        batch=batch, turns=turns, episode_of=np.arange(2), finish_reasons=np.full(2, FinishReason.STOP, np.uint8)
+    )
+    found = [[(one.prompt.tolist(), one.tokens.tolist()) for one in answers.left] for answers in answers_of(sampled, 2)]
+    assert found == [[([0], [1, 2]), ([0, 1, 2, 3], [4, 5, 6])], [([7], [8, 9])]]

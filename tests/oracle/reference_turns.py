@@ -123,6 +123,74 @@ class GrpoOfTurns:
         return worst
 
 
+REWARD = '''
+def score(completion):
+    """A reward behind each 1 and 2, and one at the end."""
+    earned = {"1": 0.5, "2": -0.25}
+    parts = {place: earned[letter] for place, letter in enumerate(completion, start=1) if letter in earned}
+    return {"reward": completion.count("3") / 4, "part_rewards": parts}
+'''
+
+
+class Parts:
+    """What parts of an answer earn: a 1 or a 2 ends one, and the end another."""
+
+    def __init__(self, model: Path) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(model)
+
+    def of(self, sample: Sample) -> list[tuple[int, int, float]]:
+        """The first and the end token of each part, and its reward; the last part has a token."""
+        ((first, end),) = turns_of(sample)
+        letters = [self.tokenizer.decode([token], skip_special_tokens=True) for token in sample.tokens[first:end].tolist()]
+        found, start, last = [], 0, letters.count("3") / 4
+        for place, letter in enumerate(letters, start=1):
+            if letter not in ("1", "2"):
+                continue
+            reward = 0.5 if letter == "1" else -0.25
+            if place == len(letters):
+                last += reward
+            else:
+                found.append((first + start, first + place, reward))
+                start = place
+        return [*found, (first + start, end, last)]
+
+
+class GrpoOfParts(GrpoOfTurns):
+    """A token's advantage is the sum of what its part and those behind it earn, each less the mean of all parts' rewards in the
+    group and divided by their deviation (arXiv:2402.03300, section 4.1.3)."""
+
+    def __init__(self, model: Path, options: Options) -> None:
+        super().__init__(model, options)
+        self.parts = Parts(model)
+
+    def advantages(self, samples: Sequence[Sample]) -> list[np.ndarray]:
+        found = [np.zeros(len(own.tokens)) for own in samples]
+        for group in {own.group for own in samples}:
+            members = [index for index, own in enumerate(samples) if own.group == group]
+            parts = {index: self.parts.of(samples[index]) for index in members}
+            rewards = [reward for index in members for _, _, reward in parts[index]]
+            mean, deviation = np.mean(rewards), np.std(rewards, ddof=1) if len(rewards) > 1 else 0.0
+            for index in members:
+                for start, end, _ in parts[index]:
+                    to_go = [reward - mean for begin, _, reward in parts[index] if begin >= start]
+                    found[index][start:end] = sum(to_go) / (deviation + self.options.advantage_epsilon)
+        return found
+
+
+class PpoOfParts(PpoRun):
+    """A part's reward is earned by its last token."""
+
+    def __init__(self, model: Path, options: PpoOptions) -> None:
+        super().__init__(model, options)
+        self.parts = Parts(model)
+
+    def _earned(self, sample: Sample) -> np.ndarray:
+        earned = np.zeros(len(sample.tokens))
+        for _, end, reward in self.parts.of(sample):
+            earned[end - 1] += reward
+        return earned[steps_of(sample)]
+
+
 class PpoOfTurns(PpoRun):
     """A turn's reward is earned by its last token."""
 

@@ -16,7 +16,7 @@ from rlcore.cli.main import cli
 from .cases import RECIPE as GRPO_RECIPE
 from .cases import Case
 from .recorded import Sample, read_samples
-from .reference_turns import GrpoOfTurns, Judge, PpoOfTurns, turns_of
+from .reference_turns import REWARD, GrpoOfParts, GrpoOfTurns, Judge, PpoOfParts, PpoOfTurns, turns_of
 from .test_ppo_oracle import OPTIONS as PPO
 from .test_ppo_oracle import RECIPE as PPO_RECIPE
 
@@ -98,6 +98,47 @@ def assert_masked(samples: list[Sample], judge: Judge) -> None:
         assert any(
             len({round(sum(one[turn:]), 6) for one in earned if turn < len(one)}) > 1 for turn in range(max(map(len, earned)))
         )
+
+
+def train_on_parts(folder: Path, recipe: str, *overrides: str) -> Path:
+    """The run directory of a recipe whose answers are rewarded in parts."""
+    before, _, behind = recipe.partition("[environment.arithmetic]")
+    source = f"{before}[environment.function]\npath = 'parts.py:score'\n{behind[behind.index('[generator]') :]}"
+    rows = [{"prompt": f"{number}+{number}="} for number in range(1, 9)]
+    (folder / "prompts.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (folder / "parts.toml").write_text(source.replace('name = "arithmetic"', 'name = "function"'))
+    (folder / "parts.py").write_text(REWARD)
+    data = ("data.train.source=jsonl", "data.train.path=prompts.jsonl", "rollout.max_response_tokens=12")
+    result = CliRunner().invoke(cli, ["train", "parts.toml", *data, *overrides])
+    assert result.exit_code == 0, f"{result.stdout}{result.stderr}"
+    return folder / "runs" / "run"
+
+
+@pytest.mark.usefixtures("recorder")
+def test_parts_of_an_answer_are_compared(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    process = ("algorithm.grpo.advantage_per=process", "algorithm.grpo.previous_logprobs=trainer")
+    run = train_on_parts(tmp_path, GRPO_RECIPE.format(model=model), *process, "training.minibatches_per_step=2")
+    case = Case(trainer="fsdp2", updates=2, previous="trainer", kl=False, cut=False)
+    reference = GrpoOfParts(model, evolve(case.options, max_grad_norm=1.0))
+    steps, lines = read_samples(run), lines_of(run)
+    assert max(len(reference.parts.of(own)) for samples in steps for own in samples) > 2
+    for number, (samples, line) in enumerate(zip(steps, lines, strict=True), start=1):
+        for own in samples:
+            assert own.reward == pytest.approx(sum(reward for _, _, reward in reference.parts.of(own)))
+        figures = reference.step(number, samples)
+        assert {name: line[name] for name in figures} == pytest.approx(figures, rel=2e-4, abs=2e-5)
+    assert_weights(run / "model" / "model.safetensors", reference.policy.model)
+
+
+@pytest.mark.usefixtures("recorder")
+def test_a_critic_learns_what_parts_earn(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = train_on_parts(tmp_path, PPO_RECIPE.format(model=model), "algorithm.ppo.bootstrap_truncated=false")
+    reference = PpoOfParts(model, evolve(PPO, bootstrap_truncated=False))
+    for number, (samples, line) in enumerate(zip(read_samples(run), lines_of(run), strict=True), start=1):
+        figures = reference.step(number, samples)
+        assert {name: line[name] for name in figures} == pytest.approx(figures, rel=2e-4, abs=2e-5)
 
 
 @pytest.mark.usefixtures("recorder")

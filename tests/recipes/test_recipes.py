@@ -48,7 +48,8 @@ def test_every_other_recipe_is_extended():
 @pytest.mark.parametrize("path", whole_recipes(), ids=lambda path: path.name)
 def test_recipes_are_accepted(path, model):
     teacher = [f"reference.path={model}"] if "reference" in tomllib.loads(path.read_text()) else []
-    prepared = prepare(path, [f"model.path={model}", *teacher])
+    scorer = [f"environment.reward_model.path={model}"] if "[environment.reward_model]" in path.read_text() else []
+    prepared = prepare(path, [f"model.path={model}", *teacher, *scorer])
     assert set(prepared.chosen) >= {"algorithm", "trainer"}
 
 

@@ -63,3 +63,21 @@ def test_memory_of_unknown_size_that_nothing_counts_is_noted(reward_model, monke
     monkeypatch.chdir(reward_model.parent)
     (note,) = check(context, RewardModelConfig(path=reward_model.name[:-1], device="cuda"))
     assert f"Did you mean {reward_model.name}?" in note.text
+
+
+def test_options_of_servers_and_of_a_process_exclude_each_other(reward_model, monkeypatch):
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    path = str(reward_model)
+    alone = RewardModelConfig(path=path, model="m", max_attempts=5)
+    assert [problem.path.rpartition(".")[2] for problem in check(CONTEXT, alone)] == ["model", "max_attempts"]
+    served = RewardModelConfig(path=path, base_urls=("127.0.0.1:1",), device="cuda", max_batch=3, api_key_env="NO_SUCH_KEY")
+    keys = [problem.path.rpartition(".")[2] for problem in check(CONTEXT, served)]
+    assert keys == ["device", "max_batch", "base_urls", "api_key_env"]
+    slow = RewardModelConfig(path=path, base_urls=("http://127.0.0.1:1",), timeout_s=60.0)
+    assert found(slow, evolve(CONTEXT, environment_timeout_s=30.0)) == ["60"]
+
+
+def test_servers_need_the_tokenizer_alone(reward_model, tmp_path):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(reward_model / name, tmp_path / name)
+    assert found(RewardModelConfig(path=str(tmp_path), base_urls=("http://127.0.0.1:1",))) == []

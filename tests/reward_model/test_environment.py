@@ -7,7 +7,7 @@ import pytest
 
 from rlcore.spi import DataError, EnvironmentContext, FinishReason, PluginError, RewardError, Turn
 from rlcore_reward_model.config import RewardModelConfig
-from rlcore_reward_model.environment import RewardModelEnvironment, conversation_of
+from rlcore_reward_model.environment import RewardModelEnvironment, conversation_of, step_ends
 from rlcore_reward_model.scorer import Conversation, Scoring, score
 
 
@@ -66,3 +66,31 @@ def test_prompts_are_shown_as_the_section_says(tmp_path):
     assert asyncio.run(environment_of(tmp_path).reset({"prompt": messages}, 0)).observation.messages == messages
     with pytest.raises(DataError, match="expected a prompt"):
         asyncio.run(environment_of(tmp_path).reset({"question": "hello"}, 0))
+
+
+def test_steps_of_an_answer_have_the_values_of_its_beginnings(reward_model):
+    environment = environment_of(reward_model, step_separator="\n", success_reward=-1000.0)
+    answer = "1\n22\n\n3"
+    try:
+        (found,) = asyncio.run(rewarded(environment, "1+1=", answer))
+    finally:
+        environment.close()
+    ends = (2, 5, 6, None)
+    expected = score(Scoring(path=str(reward_model)), [Conversation(prompt="1+1=", answer=answer[:end]) for end in ends])
+    assert [*found.part_rewards] == [2, 5, 6]
+    assert [*found.part_rewards.values(), found.reward] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("answer", "separator", "ends"),
+    [
+        ("a\n\nb", "\n\n", [3]),
+        ("a\n\nb\n\n", "\n\n", [3]),
+        ("ab", "\n\n", []),
+        ("a.b.", ".", [2]),
+        ("a\nb", None, []),
+        ("", "\n", []),
+    ],
+)
+def test_a_step_ends_with_the_separator(answer, separator, ends):
+    assert step_ends(answer, separator) == ends

@@ -68,3 +68,18 @@ def test_functions_add_up_by_their_weights() -> None:
 def test_sums_that_cannot_be_made(values: list[object], weights: dict[str, float], names: str) -> None:
     with pytest.raises(RewardError, match=names):
         combine([read(f"f{number}", value) for number, value in enumerate(values)], weights, 1.0)
+
+
+def test_parts_of_an_answer_are_weighed_with_their_function() -> None:
+    said = [read("f", {"reward": 1.0, "part_rewards": {3: 0.5, 7: 0.25}}), read("g", {"reward": 2.0, "part_rewards": {3: 1}})]
+    score = combine(said, {"f": 2.0}, 5.0)
+    assert dict(score.part_rewards) == {3: 2.0, 7: 0.5}
+    assert score.reward == 4.0
+    assert score.components == {"f": 3.5, "g": 3.0}
+    assert score.success  # 6.5 in all
+
+
+@pytest.mark.parametrize("parts", [[1.0], {"3": 1.0}, {3: "high"}, {True: 1.0}])
+def test_parts_are_places_and_numbers(parts: object) -> None:
+    with pytest.raises(RewardError, match="'part_rewards' as"):
+        read("f", {"reward": 1.0, "part_rewards": parts})

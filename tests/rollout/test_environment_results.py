@@ -93,6 +93,22 @@ def test_a_reset_is_checked_alike(result, message):
     assert message in str(raised.value)
 
 
+PARTS = {
+    "no mapping": ([1.0], ContractError, "returned list as part_rewards; expected a mapping"),
+    "a place that is none": ({"1": 1.0}, ContractError, "the reward of a part that ends at '1'; expected an int from 1 to 4"),
+    "a beginning": ({0: 1.0}, ContractError, "ends at 0"),
+    "behind the turn": ({5: 1.0}, ContractError, "ends at 5; expected an int from 1 to 4, the characters of the turn"),
+    "not finite": ({2: float("nan")}, RewardError, "the reward of the part that ends at '2' nan"),
+}
+
+
+@pytest.mark.parametrize(("rewards", "error", "message"), PARTS.values(), ids=PARTS)
+def test_rewards_of_parts_lie_within_the_turn(rewards, error, message):
+    with pytest.raises(error) as raised:
+        check_step(done(1.0, part_rewards=rewards), None, 4)
+    assert message in str(raised.value)
+
+
 def test_names_of_other_alphabets_pass():
     step = done(1.0, reward_components={"größe": 1.0}, metrics={"长度": 2.0})
     assert check_step(step, None) is step

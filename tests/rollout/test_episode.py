@@ -1,12 +1,20 @@
 """An episode as data: what it has read and said, its budget, and where it goes on."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from rlcore.spi import FinishReason, Observation, SamplingParams, StepResult, ToolCall
+from rlcore.spi.arrays import Int32Array
 from rlcore_rollout.episode import NOT_GENERATED, Completion, CompletionRequest, Episode
 
 PROMPT = np.array([1, 2, 3], np.int32)
+
+
+def decode(tokens: Sequence[int] | Int32Array) -> str:
+    """Two letters for each token but 0, which is special."""
+    return "ab" * np.count_nonzero(tokens)
 
 
 def episode(budget: int = 10) -> Episode:
@@ -56,7 +64,8 @@ def test_an_answer_takes_the_place_of_the_turn() -> None:
             observation=Observation(text="?"),
             metrics={"a": 1.0},
             reward_components={"x": 0.25},
-        )
+        ),
+        decode,
     )
     assert made.unanswered_turn is None
     assert made.unread_observation is not None
@@ -64,7 +73,7 @@ def test_an_answer_takes_the_place_of_the_turn() -> None:
     assert (made.state, sum(made.rewards), made.success, made.metrics) == ("second", 0.5, False, (("a", 1.0),))
     made.next_turn(np.array([9], np.int32))
     made.add_turn(sampled(1, text=" again"), sampled(1, text=" again").text)
-    made.score(StepResult(reward=0.25, done=True, success=True, metrics={"a": 2.0}, reward_components={"x": 1, "y": 2}))
+    made.score(StepResult(reward=0.25, done=True, success=True, metrics={"a": 2.0}, reward_components={"x": 1, "y": 2}), decode)
     assert (made.unread_observation, sum(made.rewards), made.success, made.text) == (None, 0.75, True, "said again")
     assert made.metrics == (("a", 1.0), ("a", 2.0))
     assert made.reward_components == {"x": 1.25, "y": 2.0}
@@ -73,11 +82,11 @@ def test_an_answer_takes_the_place_of_the_turn() -> None:
 def test_each_turn_has_its_place_and_what_it_earned() -> None:
     made = episode()
     made.add_turn(sampled(2), sampled(2).text)
-    made.score(StepResult(reward=0.5, done=False, observation=Observation(text="?")))
+    made.score(StepResult(reward=0.5, done=False, observation=Observation(text="?")), decode)
     made.next_turn(np.array([9], np.int32))
     made.add_turn(sampled(1), sampled(1).text)
     assert (made.turns, made.rewards) == (((3, 5), (6, 7)), (0.5, 0.0))
-    made.score(StepResult(reward=2.0, done=True))
+    made.score(StepResult(reward=2.0, done=True), decode)
     assert made.rewards == (0.5, 2.0)
 
 
@@ -88,11 +97,11 @@ def test_a_limit_that_cuts_an_episode_off_shows() -> None:
     assert made.turn_budget == 4
     made.add_turn(sampled(4, reason=FinishReason.LENGTH), sampled(4, reason=FinishReason.LENGTH).text)
     assert (made.turn_budget, made.truncated) == (2, True)
-    made.score(StepResult(reward=0.0, done=False, observation=Observation(text="?")))
+    made.score(StepResult(reward=0.0, done=False, observation=Observation(text="?")), decode)
     made.next_turn(np.array([9], np.int32))
     assert not made.ended
     made.add_turn(sampled(1), sampled(1).text)
-    made.score(StepResult(reward=0.0, done=True))
+    made.score(StepResult(reward=0.0, done=True), decode)
     assert not made.truncated
     made.unread_observation = Observation(text="?")
     made.next_turn(np.array([9], np.int32))
@@ -135,3 +144,28 @@ def test_it_ends_where_no_token_could_be_said_after_what_is_read(num_read: int) 
 def test_without_tokens_its_context_is_empty() -> None:
     empty = Episode(number=0, state=None, budget=1).context()
     assert (len(empty), empty.dtype) == (0, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("part_rewards", "parts"),
+    [
+        ({}, [(3, 8, 1.0, False)]),
+        ({4: 0.5}, [(3, 5, 0.5, False), (5, 8, 1.0, True)]),
+        # A part that ends within a token ends behind it.
+        ({3: 0.5, 1: 0.25}, [(3, 4, 0.25, False), (4, 5, 0.5, True), (5, 8, 1.0, True)]),
+        # Two parts that end in one token are one.
+        ({3: 0.5, 4: 0.25}, [(3, 5, 0.75, False), (5, 8, 1.0, True)]),
+        # The last token's part is the turn's end.
+        ({2: 0.5, 10: 0.25}, [(3, 4, 0.5, False), (4, 8, 1.25, True)]),
+    ],
+)
+def test_parts_of_a_turn_end_at_tokens(part_rewards: dict[int, float], parts: list[tuple[int, int, float, bool]]) -> None:
+    made = episode()
+    made.add_turn(sampled(5), "ab" * 5)
+    made.score(StepResult(reward=1.0, part_rewards=part_rewards, done=False, observation=Observation(text="?")), decode)
+    assert list(made.rewarded_parts()) == parts
+    assert made.rewards == (1.0 + sum(part_rewards.values()),)
+    made.next_turn(np.array([9, 9], np.int32))
+    made.add_turn(sampled(2), "ab" * 2)
+    made.score(StepResult(reward=2.0, part_rewards={2: -1.0}, done=True), decode)
+    assert list(made.rewarded_parts()) == [*parts, (10, 11, -1.0, False), (11, 12, 2.0, True)]

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 from attrs import frozen
 
+from rlcore.config.convert import TABLES
 from rlcore.config.load import read_raw
 from rlcore.run.plan.sections import with_plugin_paths
 from rlcore.schema.constraints import FileText, FunctionText, PathText
-
-SECTION = ("environment", "mine")
 
 
 @frozen(kw_only=True)
@@ -32,12 +31,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def resolved(recipe: Path, *overrides: str) -> dict[str, Any]:
+def resolved(recipe: Path, *overrides: str, section: str = "environment.mine") -> dict[str, Any]:
     raw = read_raw(recipe, overrides)
-    values = with_plugin_paths(raw, {"environment": {"mine": Config}}).values
-    return values["environment"]["mine"]  # type: ignore[no-any-return]
+    found: Any = with_plugin_paths(raw, {"environment": {"mine": Config}, TABLES: {"table": Config}}).values
+    for part in section.split("."):
+        found = found[part]
+    return found  # type: ignore[no-any-return]
 
 
+@pytest.mark.parametrize("section", ["environment.mine", "table"])
 @pytest.mark.parametrize(
     ("key", "written", "found"),
     [
@@ -58,11 +60,13 @@ def resolved(recipe: Path, *overrides: str) -> dict[str, Any]:
         ("unknown", "own.py", "own.py"),
     ],
 )
-def test_a_path_starts_from_the_recipe_where_its_type_says_so(folder: Path, key: str, written: Any, found: Any) -> None:
+def test_a_path_starts_from_the_recipe_where_its_type_says_so(
+    folder: Path, section: str, key: str, written: Any, found: Any
+) -> None:
     recipe = folder / "recipes" / "r.toml"
-    recipe.write_text(f"[environment.mine]\n{key} = {written!r}\n")
+    recipe.write_text(f"[{section}]\n{key} = {written!r}\n")
     expected = [one.format(folder=folder) for one in found] if isinstance(found, list) else found
-    assert resolved(recipe)[key] == (expected.format(folder=folder) if isinstance(expected, str) else expected)
+    assert resolved(recipe, section=section)[key] == (expected.format(folder=folder) if isinstance(expected, str) else expected)
 
 
 def test_a_path_of_the_command_line_starts_from_here(folder: Path) -> None:

@@ -151,7 +151,7 @@ def _protected(rollouts: RolloutBatch) -> RolloutBatch:
 
 
 def _protected_turns(turns: TurnRewards) -> TurnRewards:
-    return TurnRewards(rewards=read_only(turns.rewards), offsets=read_only(turns.offsets), turn_of=read_only(turns.turn_of))
+    return evolve(turns, rewards=read_only(turns.rewards), offsets=read_only(turns.offsets), turn_of=read_only(turns.turn_of))
 
 
 _NEEDS_OF_TOKENS = ("previous_logprobs", "reference_logprobs", "reference_model", "entropy", "untruncated_sampling")

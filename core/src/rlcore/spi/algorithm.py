@@ -73,7 +73,8 @@ class AlgorithmNeeds:
 
 @frozen(kw_only=True, eq=False)
 class TurnRewards:
-    """The rewards of the K turns of N episodes; turns of an episode are adjacent and in order."""
+    """The rewards of the K turns of N episodes; turns of an episode are adjacent and in order. A turn whose parts have
+    rewards of their own (StepResult.part_rewards) counts as one turn for each part."""
 
     rewards: Float32Array
     """float32 [K], finite."""
@@ -81,6 +82,8 @@ class TurnRewards:
     """int64 [N+1]: episode n has the turns offsets[n] to offsets[n+1] - 1."""
     turn_of: Int32Array
     """int32 [T]: which of its episode's turns, from 0, a token was generated in; -1 where it was not generated."""
+    continues: BoolArray | None = None
+    """bool [K]: True for a part that goes on in the turn before; None where no turn has parts."""
 
     def __attrs_post_init__(self) -> None:
         check_array("turns.rewards", self.rewards, np.float32)

@@ -143,6 +143,9 @@ class StepResult:
 
     reward: float
     """Added to the episode's; finite."""
+    part_rewards: Mapping[int, float] = field(factory=dict)
+    """Rewards of parts of the turn, for process supervision, by the end of a part in `Turn.text`, in characters. Finite. All
+    are added to the episode's; `reward` is that of the turn's end. Algorithms that compare turns compare parts."""
     done: bool
     observation: Observation | None = None
     """The policy's next input; None exactly where `done`."""

@@ -94,6 +94,8 @@ def put_turns(table: Table, name: str, turns: TurnRewards | None) -> None:
     if turns is not None:
         table[f"{name}/rewards"], table[f"{name}/offsets"] = turns.rewards, turns.offsets
         table[f"{name}/turn_of"] = turns.turn_of
+        if turns.continues is not None:
+            table[f"{name}/continues"] = turns.continues
 
 
 def take_turns(table: Mapping[str, AnyArray], name: str) -> TurnRewards | None:
@@ -101,6 +103,7 @@ def take_turns(table: Mapping[str, AnyArray], name: str) -> TurnRewards | None:
     if f"{name}/rewards" not in table:
         return None
     parts: dict[str, Any] = {key: table[f"{name}/{key}"] for key in ("rewards", "offsets", "turn_of")}
+    parts["continues"] = table.get(f"{name}/continues")
     return TurnRewards(**parts)
 
 

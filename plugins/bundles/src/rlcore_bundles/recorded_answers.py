@@ -140,7 +140,12 @@ def _spans(sampled: CollectedRollouts, sequence: int, part: slice, versions: Int
         return
     turn_of, episodes = sampled.turns.turn_of[part], sampled.episode_of
     episode = int(episodes[sequence])
-    numbers: Sequence[int] = range(int(np.diff(sampled.turns.offsets)[episode]))
+    first, last = sampled.turns.offsets[episode : episode + 2].tolist()
+    numbers: Sequence[int] = range(last - first)
+    if sampled.turns.continues is not None:  # the parts of a turn are one answer
+        begins = ~sampled.turns.continues[first:last]
+        numbers = range(np.count_nonzero(begins))
+        turn_of = np.append(np.cumsum(begins) - 1, -1)[turn_of]  # the place -1, of tokens that were read, is the last
     if np.count_nonzero(episodes == episode) > 1:
         numbers = [number for number in numbers if number in turn_of]
     end = 0

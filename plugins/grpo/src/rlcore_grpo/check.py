@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import evolve, fields
 
-from rlcore.spi import CheckContext, Problem
+from rlcore.spi import CheckContext, Note, Problem
 from rlcore_grpo.config import GrpoConfig
 
 WITH_RATIO = ("clipped", "cispo", "sapo")
@@ -14,9 +14,9 @@ OF_GROUPS = ("std", "leave_one_out_std", "mean")
 """Normalisations by what a group's rewards are."""
 
 
-def check(context: CheckContext, config: GrpoConfig) -> Sequence[Problem]:
+def check(context: CheckContext, config: GrpoConfig) -> Sequence[Problem | Note]:
     """Return the combinations of options that are impossible, and options that do nothing beside the others."""
-    found = (
+    found: tuple[Problem | Note, ...] = (
         *_of_divergence(config),
         *_of_normalisation(config),
         *_of_turns(context, config),
@@ -65,11 +65,16 @@ def _of_normalisation(config: GrpoConfig) -> Iterator[Problem]:
         )
 
 
-def _of_turns(context: CheckContext, config: GrpoConfig) -> Iterator[Problem]:
+def _of_turns(context: CheckContext, config: GrpoConfig) -> Iterator[Problem | Note]:
     if config.advantage_per == "episode":
         return
     of_turns = f'"{config.advantage_per}"'
-    if context.max_turns == 1:
+    if context.max_turns == 1 and config.advantage_per == "process":
+        text = (
+            "compares the parts of an answer, if its environment rewards them (StepResult.part_rewards), and else whole answers"
+        )
+        yield Note(path="algorithm.grpo.advantage_per", text=text)
+    elif context.max_turns == 1:
         yield Problem(
             path="algorithm.grpo.advantage_per",
             found=f"{of_turns}, with episodes of one turn, or of agents, whose rewards are not told apart by turns",

@@ -33,7 +33,7 @@ class AdvantageConfig:
     """The unit that is compared in a group. "episode": the whole reward of each episode. "turn": the return of each turn. The
     return of turn k is the sum of rewards from k on; its baseline is over the group's episodes that have a turn k. "process":
     the reward of each turn, among those of all turns of the group; a turn's advantage is the sum of its own and of later turns'
-    normalised rewards (process supervision, section 4.1.3)."""
+    normalised rewards (process supervision, section 4.1.3). A part of a turn with a reward of its own counts as a turn."""
     advantage_epsilon: Annotated[float, at_least_below(0, 1)] = 1e-6
     """Added to the divisor of advantages. A group whose rewards are equal to rounding has advantages of 0 in any case."""
     reward_aggregation: Literal["sum", "normalise_then_sum"] = "sum"

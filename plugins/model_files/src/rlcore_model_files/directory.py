@@ -37,8 +37,9 @@ _MAX_NAME_BYTES = 255
 """The longest name of a file on common systems."""
 
 
-def model_problems(path: str) -> list[Problem]:
+def model_problems(path: str, *, reads_weights: bool = True) -> list[Problem]:
     """Return the faults of the model at `path` for every reader: files that are missing, cut short, or contradict each other.
+    Without `reads_weights` only those of its tokenizer.
 
     A name that is no existing path but can be one on the Hub is accepted; it is looked up when the model is loaded.
     """
@@ -54,7 +55,7 @@ def model_problems(path: str) -> list[Problem]:
     if not directory.is_dir():
         return [_problem(path, "a file", "a directory with config.json, safetensors files and a tokenizer")]
     return unreadable_files(directory) or [
-        *file_problems(directory),
+        *(file_problems(directory) if reads_weights else ()),
         *_tokenizer_problems(directory),
         *_generation_problems(directory),
     ]

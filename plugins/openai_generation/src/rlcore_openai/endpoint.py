@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -37,11 +37,20 @@ class Endpoint:
     num_under_way: int = 0
     """Samples asked for, those that wait for their place among them."""
 
+    async def asked(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Return the JSON of a reply: to a POST, without a body to a GET. LostAnswerError where a retry may help, else
+        WrongAnswerError."""
+        options = {} if body is None else {"json": body}
+        async with self.places, self._answered("GET" if body is None else "POST", path, **options) as response:
+            return json.loads(await _beginning(response, MAX_EVENT_BYTES))
+
     async def models(self) -> list[dict[str, Any]]:
         """Return the models that it lists."""
-        async with self._answered("GET", "/models") as response:
-            listed = json.loads(await _beginning(response, MAX_EVENT_BYTES))
+        listed = await self.asked("/models")
+        try:
             return [dict(card) for card in listed["data"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise WrongAnswerError(f"no list of models ({type(error).__name__}: {error})") from error
 
     async def complete(self, wanted: CompletionRequest, sample: Sample) -> None:
         """Fill a sample, token by token. LostAnswerError or WrongAnswerError where it does not come to its end."""

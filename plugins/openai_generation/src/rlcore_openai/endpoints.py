@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import random
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -12,17 +11,15 @@ from typing import Any, TypeVar
 import aiohttp
 
 from rlcore.secrets import keep_secret
-from rlcore.spi import ConfigError, PluginError, WorkerError
+from rlcore.spi import ConfigError
 from rlcore_openai.config import OpenAIConfig
 from rlcore_openai.endpoint import Endpoint
-from rlcore_openai.errors import LostAnswerError, WrongAnswerError
+from rlcore_openai.group import EndpointGroup
 from rlcore_openai.probe import Probed, probe
 from rlcore_openai.samples import CompletionRequest, Sample
 from rlcore_openai.tokenizer import Decode
 
 ResultT = TypeVar("ResultT")
-FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 60.0
 
 
 class Endpoints:
@@ -37,7 +34,6 @@ class Endpoints:
         self._thread = threading.Thread(target=self._run_loop, daemon=True, name="rlcore-openai")
         self._thread.start()
         self._session: aiohttp.ClientSession | None = None
-        self._all: list[Endpoint] = []
         try:
             self.probed: Probed = self.run(self._open(max_sequence_length, decode))
         except BaseException:
@@ -64,25 +60,15 @@ class Endpoints:
     async def complete(self, wanted: CompletionRequest, sample: Sample) -> Sample:
         """Fill a sample, in several attempts where it has to be. WorkerError where none succeeds, PluginError where an endpoint
         refuses."""
-        endpoint, pause_s = self._first(wanted), FIRST_PAUSE_S
-        for attempt in range(1, self._config.max_attempts + 1):
-            endpoint.num_under_way += 1
-            try:
-                await endpoint.complete(wanted, sample)
-                return sample
-            except WrongAnswerError as error:
-                raise PluginError(f"{endpoint.url}: found {error}; expected a sample") from error
-            except LostAnswerError as error:
-                if attempt == self._config.max_attempts:
-                    raise WorkerError(f"{endpoint.url} did not answer in {attempt} attempts: {error}") from error
-                wait_s = error.retry_after_s if error.retry_after_s is not None else pause_s * random.uniform(0.5, 1.0)
-            finally:
-                endpoint.num_under_way -= 1
+
+        async def once(endpoint: Endpoint) -> Sample:
             sample.tokens, sample.logprobs, sample.text = [], [], ""
-            await asyncio.sleep(min(wait_s, LONGEST_PAUSE_S))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-            endpoint = self._least_loaded(other_than=endpoint)
-        raise AssertionError("unreachable: max_attempts is at least 1")
+            await endpoint.complete(wanted, sample)
+            return sample
+
+        # The one that has had the sample's conversation, in whose cache its beginning may be.
+        first = self._group.endpoints[wanted.conversation % len(self._group.endpoints)] if wanted.conversation >= 0 else None
+        return await self._group.answer(once, first)
 
     def close(self) -> None:
         """Close the connections and end the loop."""
@@ -99,27 +85,23 @@ class Endpoints:
             with suppress(BaseException):
                 self._loop.run_forever()
 
-    def _first(self, wanted: CompletionRequest) -> Endpoint:
-        """The one that has had the sample's conversation, in whose cache its beginning may be."""
-        if wanted.conversation >= 0:
-            return self._all[wanted.conversation % len(self._all)]
-        return self._least_loaded()
-
-    def _least_loaded(self, other_than: Endpoint | None = None) -> Endpoint:
-        others = [endpoint for endpoint in self._all if endpoint is not other_than]
-        return min(others or self._all, key=lambda endpoint: endpoint.num_under_way)
-
     async def _open(self, max_sequence_length: int, decode: Decode) -> Probed:
         config = self._config
         key = keep_secret(os.environ.get(config.api_key_env, "")) if config.api_key_env else ""
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        for url in config.base_urls:
-            places = asyncio.Semaphore(config.max_concurrent)
-            self._all.append(
-                Endpoint(url=url.rstrip("/"), session=self._session, key=key, timeout_s=config.timeout_s, places=places)
+        endpoints = [
+            Endpoint(
+                url=url.rstrip("/"),
+                session=self._session,
+                key=key,
+                timeout_s=config.timeout_s,
+                places=asyncio.Semaphore(config.max_concurrent),
             )
+            for url in config.base_urls
+        ]
+        self._group = EndpointGroup(endpoints=endpoints, max_attempts=config.max_attempts, expected="a sample")
         found = await asyncio.gather(
-            *(probe(endpoint, config.model, max_sequence_length, decode, self.sample()) for endpoint in self._all)
+            *(probe(endpoint, config.model, max_sequence_length, decode, self.sample()) for endpoint in endpoints)
         )
         problems = [problem for one in found for problem in one.problems]
         if problems:

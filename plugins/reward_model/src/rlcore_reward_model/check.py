@@ -1,5 +1,6 @@
 """Check a recipe's `[environment.reward_model]` by files alone."""
 
+import os
 from collections.abc import Iterator, Sequence
 
 from rlcore.model_files import CONFIG_FILE, read_object
@@ -22,7 +23,7 @@ def check(context: CheckContext, config: RewardModelConfig) -> Sequence[Problem 
 
 
 def _memory_notes(context: CheckContext, config: RewardModelConfig) -> Iterator[Note]:
-    if config.device == "cuda" and known_model(config) is None:
+    if config.device == "cuda" and not config.base_urls and known_model(config) is None:
         keys = " and ".join(sorted(context.planned_options))
         remedy = f"Set {keys} of the generator to less" if keys else "Leave it room there"
         directory = expanded(config.path)
@@ -36,8 +37,10 @@ def _memory_notes(context: CheckContext, config: RewardModelConfig) -> Iterator[
 
 
 def _model_problems(config: RewardModelConfig) -> Iterator[Problem]:
-    problems = model_problems(config.path)
+    problems = model_problems(config.path, reads_weights=not config.base_urls)
     yield from problems
+    if config.base_urls:
+        return  # the servers have the model
     file = expanded(config.path) / CONFIG_FILE
     content = read_object(file)
     if problems or isinstance(content, Problem):
@@ -58,5 +61,27 @@ def _option_problems(context: CheckContext, config: RewardModelConfig) -> Iterat
     if config.system_prompt is not None and config.prompt_format == "text":
         expected, remedy = 'none where prompt_format = "text"', 'Put it into the prompts, or set prompt_format = "chat".'
         yield Problem(path=f"{SECTION}.system_prompt", found="a text", expected=expected, remedy=remedy)
-    if config.device == "cuda" and context.device == "cpu":
+    default = RewardModelConfig(path=config.path)
+    ours, theirs = ("device", "dtype", "max_batch"), ("model", "api_key_env", "timeout_s", "max_attempts", "max_concurrent")
+    for key in ours if config.base_urls else theirs:
+        if (value := getattr(config, key)) != getattr(default, key):
+            remedy = (
+                "The servers' own options decide." if config.base_urls else "Name the servers in base_urls, or leave it out."
+            )
+            with_or_without = "with" if config.base_urls else "without"
+            yield Problem(
+                path=f"{SECTION}.{key}", found=repr(value), expected=f"none {with_or_without} base_urls", remedy=remedy
+            )
+    for url in config.base_urls:
+        if not url.startswith(("http://", "https://")):
+            expected = "an address that begins with http:// or https://"
+            yield Problem(path=f"{SECTION}.base_urls", found=repr(url), expected=expected)
+    if config.api_key_env is not None and not os.environ.get(config.api_key_env):
+        found = f"{config.api_key_env}, which is not set"
+        yield Problem(path=f"{SECTION}.api_key_env", found=found, expected="a variable of the environment")
+    limit_s = context.environment_timeout_s
+    if config.base_urls and limit_s is not None and config.timeout_s >= limit_s:
+        expected = f"less than rollout.environment_timeout_s, which is {limit_s:g}"
+        yield Problem(path=f"{SECTION}.timeout_s", found=f"{config.timeout_s:g}", expected=expected)
+    if config.device == "cuda" and context.device == "cpu" and not config.base_urls:
         yield Problem(path=f"{SECTION}.device", found='"cuda", in a run on cpu', expected='"cpu"')

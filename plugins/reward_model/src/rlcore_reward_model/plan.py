@@ -17,8 +17,8 @@ PROCESS_BYTES = 2**30
 
 
 def plan(context: PlanContext, config: RewardModelConfig) -> Sequence[PlanOption]:
-    """The model's weights and what it needs to score `max_batch` of the longest answers; nothing on a CPU."""
-    if config.device == "cpu":
+    """The model's weights and what it needs to score `max_batch` of the longest answers; nothing on a CPU or behind servers."""
+    if config.device == "cpu" or config.base_urls:
         return ()
     model = known_model(config)
     if model is None:

@@ -7,6 +7,8 @@ from typing import Any
 from attrs import frozen
 
 from rlcore.config.model import ModelConfig
+from rlcore.model_files import CONFIG_FILE, read_object
+from rlcore.schema.file_limits import expanded
 from rlcore.spi import DataError, Message, ModelSpec, Tool
 from rlcore.time_limit import TEMPLATE_S, time_limit
 from rlcore_model_files.directory import END_TOKEN_FILES, eos_token_ids
@@ -24,8 +26,8 @@ class Scoring:
     """The reward model, and the options by which it computes."""
 
     path: str
-    device: str
-    dtype: str
+    device: str = "cpu"
+    dtype: str = "float32"
 
 
 @frozen(kw_only=True)
@@ -55,10 +57,26 @@ def score(scoring: Scoring, conversations: Sequence[Conversation]) -> list[float
     except Exception as error:
         reason = f"the reward model {scoring.path} cannot be loaded: {type(error).__name__}: {error}"
         return [Failure(reason=reason, is_the_models=True)] * len(conversations)
-    limit = getattr(model.config, "max_position_embeddings", None)
-    found: list[float | Failure] = []
-    sequences: dict[int, list[int]] = {}
-    for number, conversation in enumerate(conversations):
+    found = _encoded(conversations, tokenizer, getattr(model.config, "max_position_embeddings", None))
+    values = iter(_values(model, [tokens for tokens in found if not isinstance(tokens, Failure)]))
+    return [one if isinstance(one, Failure) else next(values) for one in found]
+
+
+def encode(path: str, conversations: Sequence[Conversation]) -> list[list[int] | Failure]:
+    """The tokens of each, or why it has none. Only the reward model's tokenizer is loaded, and its config.json where it is."""
+    try:
+        tokenizer, limit = _loaded_tokenizer(path)
+    except Exception as error:
+        reason = f"the tokenizer of {path} cannot be loaded: {type(error).__name__}: {error}"
+        return [Failure(reason=reason, is_the_models=True)] * len(conversations)
+    return _encoded(conversations, tokenizer, limit)
+
+
+def _encoded(
+    conversations: Sequence[Conversation], tokenizer: "RewardTokenizer", limit: int | None
+) -> list[list[int] | Failure]:
+    found: list[list[int] | Failure] = []
+    for conversation in conversations:
         try:
             tokens = tokens_of(conversation, tokenizer)
         except Exception as error:  # of a chat template, which is a program of its own
@@ -69,10 +87,7 @@ def score(scoring: Scoring, conversations: Sequence[Conversation]) -> list[float
             reason = f"prompt and answer have {len(tokens)} tokens of the reward model; expected at most {limit}"
             found.append(Failure(reason=reason, is_the_models=False))
             continue
-        sequences[number] = tokens
-        found.append(0.0)
-    for number, value in zip(sequences, _values(model, list(sequences.values())), strict=True):
-        found[number] = value
+        found.append(tokens)
     return found
 
 
@@ -143,6 +158,15 @@ def _loaded(scoring: Scoring) -> tuple[Any, RewardTokenizer]:
     unfit = [*unknown_tensors(unknown, model.config.to_dict(), scoring.path), *not_finite(model.state_dict(), scoring.path)]
     raise_model_problems(scoring.path, unfit)
     return model.to(scoring.device).eval(), tokenizer
+
+
+@cache
+def _loaded_tokenizer(path: str) -> tuple[RewardTokenizer, int | None]:
+    """Return the tokenizer, and the most tokens that the model reads; None where no file tells."""
+    import_transformers()
+    content = read_object(expanded(path) / CONFIG_FILE)
+    limit = content.get("max_position_embeddings") if isinstance(content, dict) else None
+    return _tokenizer(ModelConfig(path=path)), limit
 
 
 def _tokenizer(model: ModelConfig) -> RewardTokenizer:

@@ -31,8 +31,8 @@ class FunctionConfig(PromptConfig):
     path: FunctionText | tuple[FunctionText, ...] | None = None
     """A function, or an array of several, as "rewards.py:score" (a file beside the recipe) or "package.module:score". Each is
     called with those of `prompt`, `completion` and `row` that it takes, and with fields of the row by their names. It returns a
-    number, or a mapping with `reward`, `success`, `failure` and further numbers. Functions of TRL, verl and NeMo-RL have their
-    own forms, which the names of their arguments tell."""
+    number, or a mapping with `reward`, `success`, `failure`, `part_rewards` and further numbers. Functions of TRL, verl and
+    NeMo-RL have their own forms, which the names of their arguments tell."""
     weights: Annotated[Mapping[str, float], _FINITE] = field(factory=dict)
     """The weight of each part of the reward, by a function's name, or a name in the mappings that functions return. Functions
     count 1.0 unless they are named here."""

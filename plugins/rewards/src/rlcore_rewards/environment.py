@@ -90,6 +90,7 @@ class FunctionBackend:
             reward_components=score.components,
             metrics=score.metrics,
             failure=score.failure,
+            part_rewards=score.part_rewards,
         )
 
     def close(self) -> None:

@@ -1,17 +1,18 @@
 """Reads the values of reward functions, and combines them into one reward."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
 from rlcore.schema.types import is_number
 from rlcore.spi import EpisodeFailure, RewardError
 from rlcore_workers.failures import read_failure
 from rlcore_workers.functions import brief
 
-REWARD, SUCCESS, FAILURE = "reward", "success", "failure"
+REWARD, SUCCESS, FAILURE, PARTS = "reward", "success", "failure", "part_rewards"
 
 
 @frozen
@@ -28,6 +29,8 @@ class RewardOutput:
     """The end of the episode, where the function says that."""
     applies: bool = True
     """False where a function of TRL's form returned None."""
+    part_rewards: Mapping[int, float] = field(factory=dict)
+    """Rewards of the answer's parts, by their ends in characters."""
 
 
 @frozen(kw_only=True)
@@ -41,6 +44,8 @@ class Score:
     """The weighted parts of the reward; empty where it is one thing."""
     failure: EpisodeFailure | None = None
     """The first that a function says."""
+    part_rewards: Mapping[int, float] = field(factory=dict)
+    """The weighted rewards of the answer's parts, by their ends in characters; `reward` is without them."""
 
 
 def read(name: str, value: object) -> RewardOutput:
@@ -51,12 +56,16 @@ def read(name: str, value: object) -> RewardOutput:
     if success is not None and not isinstance(success, bool | np.bool_):
         raise _wrong(name, f"{SUCCESS!r} as {brief(success)}", "True or False")
     failure = _failure(name, values)
+    parts = values.pop(PARTS, {})
+    if not isinstance(parts, Mapping) or not all(type(end) is int and is_number(one) for end, one in parts.items()):
+        raise _wrong(name, f"{PARTS!r} as {brief(parts)}", "a mapping of the ends of parts, in characters, to numbers")
     for key, found in values.items():
         if not (is_number(found) or isinstance(found, bool | np.bool_)):  # True is a usual way to say that an answer is right
             what = brief(value) if not isinstance(value, Mapping) else f"{brief(found)} as {key!r}"
             raise _wrong(name, what, "a finite number, or a mapping of names to such")
     figures = {str(key): float(found) for key, found in values.items()}
-    return RewardOutput(name, figures, None if success is None else bool(success), failure)
+    earned = {end: float(one) for end, one in parts.items()}
+    return RewardOutput(name, figures, None if success is None else bool(success), failure, part_rewards=earned)
 
 
 def combine(said: Sequence[RewardOutput], weights: Mapping[str, float], success_reward: float) -> Score:
@@ -70,6 +79,7 @@ def combine(said: Sequence[RewardOutput], weights: Mapping[str, float], success_
         unrewarded = EpisodeFailure(kind="grader", reason="every reward function returned None")
         return Score(reward=0.0, success=False, metrics={}, components={}, failure=unrewarded)
     parts: dict[str, float] = {}
+    of_parts: defaultdict[int, float] = defaultdict(float)
     metrics: dict[str, float] = {}
     for one in filter(lambda one: one.applies, said):
         if REWARD in one.figures:
@@ -83,20 +93,27 @@ def combine(said: Sequence[RewardOutput], weights: Mapping[str, float], success_
                 raise _wrong(one.name, f"{name!r}, which is said already", "each name once")
             metrics[name] = figure
         parts |= found
+        for end, figure in one.part_rewards.items():
+            of_parts[end] += weights.get(one.name, 1.0) * figure
     absent = {one.name for one in said if not one.applies}
     if missing := [name for name in weights if name not in parts and name not in absent]:
         raise RewardError(f"weights name {_listed(missing)}, of which there is none; found {_listed(parts)}")
     weighted = {name: weights.get(name, 1.0) * figure for name, figure in parts.items()}
     reward = float(sum(weighted.values()))
+    for one in said:
+        if one.part_rewards and one.name in weighted:
+            weighted[one.name] += weights.get(one.name, 1.0) * sum(one.part_rewards.values())
+    total = reward + sum(of_parts.values())
     verdicts = [one.success for one in said if one.success is not None]
     if len(said) == 1:
         metrics = {name: figure for name, figure in metrics.items() if name != said[0].name}
     return Score(
         reward=reward,
-        success=all(verdicts) if verdicts else reward >= success_reward,
+        success=all(verdicts) if verdicts else total >= success_reward,
         metrics=metrics,
         components=weighted if len(weighted) > 1 else {},
         failure=failure,
+        part_rewards=of_parts,
     )
 
 

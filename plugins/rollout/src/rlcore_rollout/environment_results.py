@@ -200,9 +200,9 @@ def check_reset(result: Any, vocab_size: int | None) -> ResetResult:
     return result
 
 
-def check_step(result: Any, vocab_size: int | None) -> StepResult | Failure:
-    """Check the result of `step`, and return it, or the failure that masks its sample. ContractError where it is something
-    else, RewardError where a figure is not finite as float32."""
+def check_step(result: Any, vocab_size: int | None, num_characters: int | None = None) -> StepResult | Failure:
+    """Check the result of `step` on a turn of so many characters, and return it, or the failure that masks its sample.
+    ContractError where it is something else, RewardError where a figure is not finite as float32."""
     if not isinstance(result, StepResult):
         raise ContractError(f"returned {type(result).__name__}; expected rlcore.spi.StepResult")
     _check_number("the reward", result.reward)
@@ -218,6 +218,8 @@ def check_step(result: Any, vocab_size: int | None) -> StepResult | Failure:
         if result.observation.messages is not None and (fault := renderer().reply_fault(result.observation.messages)):
             raise ContractError(f"returned an observation {fault}")
     _check_components(result.reward_components)
+    if result.part_rewards != {}:
+        _check_parts(result.part_rewards, num_characters)
     _check_metrics(result.metrics)
     masked = _masked_by(result.failure)
     if result.failure is not None and not result.done:
@@ -265,6 +267,16 @@ def _check_components(components: Any) -> None:
             raise ContractError(f"returned a reward component called {shown(name, 40)}; expected a string")
         _check_characters("a reward component called", name)
         _check_number("the reward component ", value, name)
+
+
+def _check_parts(rewards: Any, num_characters: int | None) -> None:
+    if not isinstance(rewards, Mapping):
+        raise ContractError(f"returned {type(rewards).__name__} as part_rewards; expected a mapping of places to floats")
+    for end, value in rewards.items():
+        if type(end) is not int or not 0 < end <= (end if num_characters is None else num_characters):
+            within = "" if num_characters is None else f" to {num_characters}, the characters of the turn"
+            raise ContractError(f"returned the reward of a part that ends at {shown(end, 40)}; expected an int from 1{within}")
+        _check_number("the reward of the part that ends at ", value, str(end))
 
 
 def _check_mapping(name: str, values: Any) -> None:

@@ -102,7 +102,7 @@ class EpisodeRunner:
             key=("step", place[0] if key is None else key),
             function="step",
             start=lambda: self._environment.step(state, turn),
-            check=lambda result: check_step(result, self.vocab_size),
+            check=lambda result: check_step(result, self.vocab_size, len(turn.text)),
             describe=lambda: (
                 f"episode {place[0]} of {place[1]} "
                 f"(response {shown(turn.text, 120)} to the task with state {shown(state, 120)})"

@@ -1,7 +1,7 @@
 """One episode: what it asks the generator for, what comes of that, and its state. It can be saved and resumed at any moment."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -178,7 +178,9 @@ class Episode:
     """The policy's input before its next turn, where the environment has answered."""
     ended: bool = False
     rewards: tuple[float, ...] = ()
-    """The reward of each turn; 0.0 where its environment has not answered."""
+    """The reward of each turn, with those of its parts; 0.0 where its environment has not answered."""
+    parts: tuple[tuple[int, float], ...] = ()
+    """The places among its tokens behind which parts of turns end, but for the last of a turn, with their rewards."""
     reward_components: Mapping[str, float] = field(factory=lambda: _NOTHING)
     """The components of the rewards, each summed over its turns."""
     timed_out: bool = False
@@ -286,12 +288,15 @@ class Episode:
             begins_in_thought=begins_in_thought,
         )
 
-    def score(self, answer: StepResult) -> None:
-        """Take the environment's answer to the turn that was said."""
+    def score(self, answer: StepResult, decode: Decode) -> None:
+        """Take the environment's answer to the turn that was said; `decode` gives a turn's text."""
+        if answer.part_rewards and self.unanswered_turn is not None:
+            self.parts += self._parts_of(self.unanswered_turn, answer.part_rewards, decode)
         self.unanswered_turn = None
         self.unread_observation = answer.observation
         self.state = answer.state
-        self.rewards = (*self.rewards[:-1], self.rewards[-1] + float(answer.reward))
+        earned_by_turn = float(answer.reward) + sum(map(float, answer.part_rewards.values()))
+        self.rewards = (*self.rewards[:-1], self.rewards[-1] + earned_by_turn)
         if answer.reward_components:
             before = self.reward_components
             earned = {name: before.get(name, 0.0) + float(value) for name, value in answer.reward_components.items()}
@@ -299,6 +304,30 @@ class Episode:
         self.success = answer.success
         self.failure = answer.failure
         self.metrics += tuple(answer.metrics.items())
+
+    def _parts_of(self, turn: Turn, rewards: Mapping[int, float], decode: Decode) -> tuple[tuple[int, float], ...]:
+        """The place behind the token with which each part's text is complete, and its reward; the rest of the turn, which earns
+        its own reward, has at least one token."""
+        start, end = self.turns[-1]
+        tokens = turn.tokens.tolist()
+        earned: dict[int, float] = {}
+        for characters, reward in sorted(rewards.items()):
+            num_tokens = bisect_left(range(len(tokens)), characters, key=lambda number: len(decode(tokens[: number + 1]))) + 1
+            if start + num_tokens < end:
+                earned[start + num_tokens] = earned.get(start + num_tokens, 0.0) + float(reward)
+        return tuple(earned.items())
+
+    def rewarded_parts(self) -> Iterator[tuple[int, int, float, bool]]:
+        """Yield for each part of each turn its first and end place among the tokens, its reward, and whether it goes on in the
+        turn of the one before; a turn without parts is one."""
+        parts = iter(self.parts)
+        part = next(parts, None)
+        for (start, end), reward in zip(self.turns, self.rewards, strict=True):
+            first, rest = start, reward
+            while part is not None and part[0] < end:
+                yield first, part[0], part[1], first > start
+                first, rest, part = part[0], rest - part[1], next(parts, None)
+            yield first, end, rest, first > start
 
     def next_turn(self, tokens: Int32Array, *, begins_segment: bool = False) -> None:
         """Read what was shown, and come to the next turn; the end where no token could be said after it. With `begins_segment`

@@ -81,7 +81,12 @@ class EpisodeGroup:
         has none. With `masks_truncated` those are not that a limit of tokens or turns cut off."""
         trained = [one for one in self.episodes if one.valid and not (masks_truncated and one.truncated)]
         return self.is_left_out or has_reward_variance(
-            [one.rewards for one in trained], [one.reward_components for one in trained], compared
+            [
+                [reward for _, _, reward, _ in one.rewarded_parts()] if compared == "turn_rewards" else one.rewards
+                for one in trained
+            ],
+            [one.reward_components for one in trained],
+            compared,
         )
 
     @property

@@ -151,7 +151,7 @@ _COLUMNS = (
         "images",
         "ended_segments",
     ),
-    *("rewards", "reward_components", "success", "finish_reason", "text", "num_generated", "metrics"),
+    *("rewards", "parts", "reward_components", "success", "finish_reason", "text", "num_generated", "metrics"),
 )
 _OF_EPISODE = attrgetter(*_COLUMNS)
 
@@ -281,7 +281,7 @@ class EpisodeSampler(StepSampler[EpisodeGroup]):
             truncated=truncated[owner],
             timed_out=timed_out[owner],
             failures=of["ending"],
-            turns=_turns(episodes, starts) if self.max_turns > 1 else None,
+            turns=_turns(episodes, starts) if self.max_turns > 1 or any(of["parts"]) else None,
         )
 
 
@@ -357,11 +357,14 @@ def _environment_metrics(reported: Iterable[Sequence[tuple[str, float]]]) -> dic
 def _turns(episodes: Sequence[Episode], offsets: Int64Array) -> spi.TurnRewards:
     """Return the turn of each token, and the reward of each turn."""
     turn_of = np.full(int(offsets[-1]), -1, np.int32)
-    for episode, first in zip(episodes, offsets.tolist(), strict=False):
-        for number, (start, end) in enumerate(episode.turns):
+    parts = [list(episode.rewarded_parts()) for episode in episodes]
+    for found, first in zip(parts, offsets.tolist(), strict=False):
+        for number, (start, end, _, _) in enumerate(found):
             turn_of[first + start : first + end] = number
+    continues = np.array([continues for found in parts for _, _, _, continues in found], np.bool_)
     return spi.TurnRewards(
-        rewards=np.array([reward for episode in episodes for reward in episode.rewards], np.float32),
-        offsets=offsets_of([len(episode.turns) for episode in episodes]),
+        rewards=np.array([reward for found in parts for _, _, reward, _ in found], np.float32),
+        offsets=offsets_of(list(map(len, parts))),
         turn_of=turn_of,
+        continues=continues if continues.any() else None,
     )

@@ -230,7 +230,7 @@ class Turns:
             self._runner.require(call, answer)
             self._lose(episode, answer)
             return
-        episode.score(answer)
+        episode.score(answer, self._tokenizer.decode)
         if episode.unread_observation is None or episode.turn + 1 >= self._options.max_turns or episode.budget <= 0:
             self._end(episode)
         else:

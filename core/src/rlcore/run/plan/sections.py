@@ -171,16 +171,17 @@ def with_plugin_paths(raw: RawRecipe, sections: Mapping[str, Mapping[str, type]]
     `sections` has each installed plugin's config class, by role and name."""
     values = copy.deepcopy(dict(raw.values))
     fields = [
-        (role, name, key, mark)
+        ((name,) if role == TABLES else (role, name), key, mark)
         for role, plugins in sections.items()
         for name, cls in plugins.items()
         for key, attribute in describe.fields(cls).items()
         for mark in marks(attribute.type, PathBesideRecipe)
     ]
-    for role, name, key, mark in fields:
-        table = values.get(role)
-        section = table.get(name) if isinstance(table, dict) else None
-        origin = raw.origins.get((role, name, key))
+    for place, key, mark in fields:
+        section: Any = values
+        for part in place:
+            section = section.get(part) if isinstance(section, dict) else None
+        origin = raw.origins.get((*place, key))
         if isinstance(section, dict) and key in section and origin is not None:
             section[key] = _absolute(section[key], origin.directory, mark)
     return evolve(raw, values=values)
