@@ -145,6 +145,11 @@ def test_all_keys_of_the_clients_types_are_in_the_table() -> None:
         ({"messages": [{"role": "user", "content": "a", "name": "n"}]}, "messages[0]: found the unknown field 'name'"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0]: found the block"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0]: found a block text with text null"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "txt": 1}]}]},
+            "messages[0]: found a block text",
+        ),
+        ({"tool_choice": {"type": "auto", "parallel": False, "names": 1}}, "tool_choice: found the unknown field 'names'"),
         ({"system": [{"type": "image"}]}, "system: found"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]: found"),
         ({"tool_choice": "any"}, "tool_choice: found"),
@@ -163,3 +168,41 @@ def test_what_is_not_done_is_refused_by_name(body: dict[str, Any], said: str) ->
     (fault,) = str(refused.value).splitlines()
     assert fault.startswith(said)
     assert json.loads(json.dumps(refused.value.message_body()))["error"]["type"] == "invalid_request_error"
+
+
+def test_fields_that_change_no_answer_are_noted_once() -> None:
+    result = {"type": "tool_result", "tool_use_id": "1", "content": "b", "is_error": True, "toolset_name": None}
+    call = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+    said = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result] * 1},
+    ]
+    tools = [{"name": "f", "input_schema": {}, "strict": True, "defer_loading": False}]
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    asked = read_message_request({**HEAD, "messages": said, "tools": tools, "tool_choice": choice}, DEFAULT)
+    assert sorted(asked.notes) == ["tool.strict", "tool_choice.disable_parallel_tool_use", "tool_result.is_error"]
+    assert asked.notes["tool_result.is_error"].startswith("tool_result.is_error = true has no effect: ")
+
+
+BLOCKS = {
+    "text": anthropic.types.TextBlockParam,
+    "thinking": anthropic.types.ThinkingBlockParam,
+    "tool_use": anthropic.types.ToolUseBlockParam,
+    "tool_result": anthropic.types.ToolResultBlockParam,
+}
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_every_field_of_the_clients_blocks_is_read_noted_or_refused(kind: str) -> None:
+    """Refused alone is what names a set of tools, which this server has not."""
+    needed = {"text": "a", "thinking": "a", "id": "1", "name": "f", "input": {}, "tool_use_id": "1", "content": "a"}
+    typed = BLOCKS[kind].__required_keys__ | BLOCKS[kind].__optional_keys__
+    block = {name: needed.get(name, True) for name in typed - {"type", "toolset_name"}} | {"type": kind}
+    role = "assistant" if kind in ("thinking", "tool_use") else "user"
+    fault = ""
+    try:
+        read_message_request({**HEAD, "messages": [{"role": role, "content": [block]}]}, DEFAULT)
+    except RequestError as error:
+        fault = str(error)
+    assert "unknown field" not in fault

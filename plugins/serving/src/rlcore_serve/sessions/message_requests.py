@@ -19,7 +19,25 @@ _BLOCKS: Mapping[str, Mapping[str, type]] = {
     "tool_result": {"tool_use_id": str},
 }
 """Fields of each block of a message that have to be there."""
-_TOOL_KEYS = ("type", "name", "description", "input_schema", "cache_control", "strict", "input_examples", "allowed_callers")
+_NO_EFFECT: Mapping[str, tuple[str, ...]] = {
+    "text": ("cache_control",),
+    "thinking": ("signature",),
+    "tool_use": ("cache_control", "caller"),
+    "tool_result": ("content", "cache_control"),
+}
+"""Further fields that are read, or that change no answer."""
+_IGNORED: Mapping[tuple[str, str], str] = {
+    ("text", "citations"): "the model reads the text alone",
+    ("tool_result", "is_error"): "the model reads the content alone, which should say it",
+    ("tool_choice", "disable_parallel_tool_use"): "an answer may have several calls all the same",
+    ("tool", "strict"): "arguments are sampled freely",
+}
+"""Fields that are ignored where they have a value, by the object that has them, with the note for the log."""
+_TOOL_KEYS = (
+    *("type", "name", "description", "input_schema"),
+    *("cache_control", "strict", "input_examples", "allowed_callers", "eager_input_streaming"),
+)
+_CHOICE_KEYS = ("type", "name", "disable_parallel_tool_use")
 _CHOICES = ("auto", "any", "tool", "none")
 
 
@@ -32,7 +50,7 @@ def read_message_request(body: object, default: SamplingParams) -> AnswerRequest
     problems, notes = looked_up(values, "messages")
     chat: dict[str, Any] = {name: values[name] for name in _SAME if name in values}
     messages: list[dict[str, Any]] = []
-    problems += [*_system(values.get("system"), messages), *_all_messages(values.get("messages"), messages)]
+    problems += [*_system(values.get("system"), messages), *_all_messages(values.get("messages"), messages, notes)]
     chat["messages"] = messages or [{"role": "user", "content": ""}]
     tools, stops = values.get("tools", []), values.get("stop_sequences", [])
     problems += [*_wrong_tools(tools), *_wrong_choice(values.get("tool_choice"))]
@@ -43,6 +61,9 @@ def read_message_request(body: object, default: SamplingParams) -> AnswerRequest
     if not problems:
         chat |= {"tools": [_chat_tool(tool) for tool in tools], "tool_choice": _chat_choice(values.get("tool_choice"))}
         chat["stop"] = stops
+        for tool in tools:
+            notes |= _ignored("tool", tool)
+        notes |= _ignored("tool_choice", values.get("tool_choice") or {})
     return read_as_chat(chat, default, problems, notes)
 
 
@@ -55,18 +76,18 @@ def _system(system: Any, messages: list[dict[str, Any]]) -> Iterator[str]:
         messages.append({"role": "system", "content": text})
 
 
-def _all_messages(found: Any, messages: list[dict[str, Any]]) -> Iterator[str]:
-    """Add the messages in the form of a chat, and yield what is wrong with them."""
+def _all_messages(found: Any, messages: list[dict[str, Any]], notes: dict[str, str]) -> Iterator[str]:
+    """Add the messages in the form of a chat, and notes on what is ignored, and yield what is wrong with them."""
     if not isinstance(found, list) or not found:
         yield f"messages: found {shown(found)}; expected a list of at least one message"
         return
     for number, message in enumerate(found):
-        fault = _message(message, messages)
+        fault = _message(message, messages, notes)
         if fault is not None:
             yield f"messages[{number}]: found {fault}"
 
 
-def _message(message: Any, messages: list[dict[str, Any]]) -> str | None:
+def _message(message: Any, messages: list[dict[str, Any]], notes: dict[str, str]) -> str | None:
     """Add one message. Results of tools become messages of their own, before the rest. Return what is wrong."""
     role, content = (message.get(name) for name in ("role", "content")) if isinstance(message, dict) else (None, None)
     if role not in ("user", "assistant", "system"):
@@ -83,6 +104,10 @@ def _message(message: Any, messages: list[dict[str, Any]]) -> str | None:
             return f"the block {shown(block)}; expected one of {', '.join(of_role)} in a message of the role {role}"
         if bad := [name for name, tp in _BLOCKS[kind].items() if not isinstance(block.get(name), tp)]:
             return f"a block {kind} with {bad[0]} {shown(block.get(bad[0]))}; expected {_BLOCKS[kind][bad[0]].__name__}"
+        ignored = {name for of, name in _IGNORED if of == kind}
+        if unread := _given(block) - {"type", *_BLOCKS[kind], *_NO_EFFECT[kind], *ignored}:
+            return f"a block {kind} with the unknown field {min(unread)!r:.40}; leave it out"
+        notes |= _ignored(kind, block)
         if kind == "tool_result":
             if (text := _text(block.get("content", ""))) is None:
                 return f"a block tool_result with the content {shown(block.get('content'))}; expected text, or blocks of text"
@@ -95,6 +120,17 @@ def _message(message: Any, messages: list[dict[str, Any]]) -> str | None:
         said: dict[str, Any] = {"role": role, "content": text}
         messages.append(said | ({"tool_calls": calls} if calls else {}) | ({"reasoning_content": thought} if thought else {}))
     return None
+
+
+def _given(found: Mapping[str, Any]) -> set[str]:
+    """Return the names of an object's fields that have a value."""
+    return {name for name, value in found.items() if value is not None and value is not False}
+
+
+def _ignored(of: str, found: Mapping[str, Any]) -> dict[str, str]:
+    """Return a note by name for each field of an object that has a value and is ignored."""
+    fields = {name: note for (owner, name), note in _IGNORED.items() if owner == of and found.get(name)}
+    return {f"{of}.{name}": f"{of}.{name} = {shown(found[name])} has no effect: {note}" for name, note in fields.items()}
 
 
 def _text(content: Any) -> str | None:
@@ -118,7 +154,7 @@ def _wrong_tools(tools: Any) -> Iterator[str]:
         return
     for number, tool in enumerate(tools):
         is_own = isinstance(tool, dict) and tool.get("type", "custom") == "custom" and isinstance(tool.get("name"), str)
-        if not is_own or {key for key, value in tool.items() if value is not None} - {*_TOOL_KEYS}:
+        if not is_own or _given(tool) - {*_TOOL_KEYS}:
             yield f'tools[{number}]: found {shown(tool)}; expected {{"name": …, "description": …, "input_schema": …}}'
 
 
@@ -131,6 +167,8 @@ def _chat_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 def _wrong_choice(choice: Any) -> Iterator[str]:
     if choice is not None and not (isinstance(choice, dict) and choice.get("type") in _CHOICES):
         yield f"tool_choice: found {shown(choice)}; expected an object of the type {', '.join(_CHOICES)}"
+    elif choice is not None and (unknown := _given(choice) - {*_CHOICE_KEYS}):
+        yield f"tool_choice: found the unknown field {min(unknown)!r:.40}; leave it out"
 
 
 def _chat_choice(choice: Mapping[str, Any] | None) -> Any:
