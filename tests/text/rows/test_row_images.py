@@ -14,6 +14,7 @@ from rlcore.config.data import DatasetConfig
 from rlcore.config.model import ModelConfig
 from rlcore.run.data.examples import example_batch, joined_examples
 from rlcore.spi import DataError
+from rlcore_text.chats.images import images_of
 from rlcore_text.rows.assistant_masked_chats import render_chats
 from rlcore_text.rows.datasets import load_rows
 from rlcore_text.rows.given_rows import given_rows
@@ -268,3 +269,27 @@ def test_preferences_between_answers_to_images_are_refused(tmp_path, tokenizer):
     rows = load_rows(config, "train", None, has_prompts=False)
     with pytest.raises(DataError, match="images"):
         render_preferences(rows, tokenizer, config, key="data.train", max_prompt_tokens=60, max_response_tokens=20)
+
+
+@pytest.mark.parametrize("form", ["verl", "trl"])
+def test_image_columns_of_verl_and_trl(form, tmp_path, tokenizer):
+    """verl marks the place of an image in the text; TRL's go before the user's text."""
+    text = "<image>which?" if form == "verl" else "which?"
+    row = {"prompt": [[{"role": "user", "content": text}]], "images": [[{"bytes": RED, "path": None}]]}
+    if form == "verl":
+        row |= {
+            "data_source": ["colors"],
+            "reward_model": [{"style": "rule", "ground_truth": "red"}],
+            "extra_info": [{"index": 0}],
+        }
+    parquet.write_table(pa.table(row), tmp_path / "rows.parquet")
+    require_source("parquet")
+    config = DatasetConfig(source="parquet", path=str(tmp_path / "rows.parquet"), format=form)
+    rows = load_rows(config, "train", None)
+    shown = render_prompts(rows, tokenizer, config, key="data.train", max_prompt_tokens=60)
+    expected = [{"prompt": [{"role": "user", "content": [{"type": "image", "image": RED}, SHOWN[1]]}]}]
+    given = given_rows(expected, DatasetConfig(source="python"), "data.train")
+    alike = render_prompts(given, tokenizer, DatasetConfig(source="python"), key="data.train", max_prompt_tokens=60)
+    assert shown.tokens.tokens.tolist() == alike.tokens.tokens.tolist()
+    assert images_of(rows[0]["prompt"]) == (RED,)
+    assert rows[0].get("answer") == ("red" if form == "verl" else None)
