@@ -3,6 +3,7 @@
     .venv/bin/python benchmarks/replay.py                  # a step of the 1.5B shape: 30 GiB of memory, and some minutes
     .venv/bin/python benchmarks/replay.py --dtype bfloat16 # half of the weights' memory
     .venv/bin/python benchmarks/replay.py --quick          # a tiny shape, to try the script
+    .venv/bin/python benchmarks/replay.py KEY=VALUE …      # further keys of the recipe
 
 The bundle is made by a run of one step from random weights: 2 prompts × 2 samples × at most 32 tokens. Each phase runs in a
 process of its own, so that its memory is its own: the run that writes the bundle; the replay with its two measurements of
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +31,11 @@ GIB = 2**30
 PHASES = ("run", "replay", "replay without rewards")
 
 
-def run_phase(phase: str, folder: Path, dtype: str) -> dict[str, Any]:
+def run_phase(phase: str, folder: Path, dtype: str, keys: Sequence[str]) -> dict[str, Any]:
     """One phase in this process: its seconds, and the greatest memory of the process."""
     start = time.perf_counter()
     if phase == "run":
-        _record(folder, dtype)
+        _record(folder, dtype, keys)
         verdicts: list[str] = []
     else:
         from rlcore_bundles.replay import replay
@@ -45,7 +47,7 @@ def run_phase(phase: str, folder: Path, dtype: str) -> dict[str, Any]:
     return {"seconds": seconds, "peak_gib": peak / GIB, "differing": verdicts.count("differs"), "rows": len(verdicts)}
 
 
-def _record(folder: Path, dtype: str) -> None:
+def _record(folder: Path, dtype: str, further: Sequence[str]) -> None:
     """The run of one step that writes the bundle."""
     from rlcore.run.report.progress import Progress
 
@@ -69,19 +71,20 @@ def _record(folder: Path, dtype: str) -> None:
         "training.prompts_per_step": NUM_PROMPTS,
         "logging.bundles_every_n_steps": 1,
     }
-    train_rlcore(keys, Progress())
+    train_rlcore(keys, Progress(), further)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="1.5b")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("keys", nargs="*", help="further keys of the recipe, as key=value")
     parser.add_argument("--quick", action="store_true", help="a tiny shape")
     parser.add_argument("--phase", choices=PHASES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.phase is not None:
-        print(json.dumps(run_phase(arguments.phase, arguments.folder, arguments.dtype)))
+        print(json.dumps(run_phase(arguments.phase, arguments.folder, arguments.dtype, arguments.keys)))
         return
     shape = "tiny" if arguments.quick else arguments.shape
     with tempfile.TemporaryDirectory() as name:
@@ -90,15 +93,15 @@ def main() -> None:
         print(f"{shape} in {arguments.dtype}: {NUM_PROMPTS} prompts x {GROUP} samples x at most {NUM_TOKENS} tokens, 2 cores")
         print(f"{'phase':<24} {'seconds':>9} {'peak GiB':>9} {'differing':>9}")
         for phase in PHASES:
-            found = measure(phase, folder, arguments.dtype)
+            found = measure(phase, folder, arguments.dtype, arguments.keys)
             figures = f"{found['seconds']:>9.1f} {found['peak_gib']:>9.2f} {found['differing']:>4} of {found['rows']}"
             print(f"{phase:<24} {figures}", flush=True)
 
 
-def measure(phase: str, folder: Path, dtype: str) -> dict[str, Any]:
+def measure(phase: str, folder: Path, dtype: str, keys: Sequence[str]) -> dict[str, Any]:
     """A phase in a process of its own."""
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, __file__, "--phase", phase, "--folder", str(folder), "--dtype", dtype]
+    command = [sys.executable, __file__, "--phase", phase, "--folder", str(folder), "--dtype", dtype, *keys]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         sys.exit(f"{phase} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
