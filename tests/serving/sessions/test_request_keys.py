@@ -200,7 +200,7 @@ REFUSED = each(
             "include": [[]],
             "modalities": [["text", "audio"]],
             "reasoning_effort": [3],
-            "response_format": [{"type": "json_object"}],
+            "response_format": [{"type": "xml"}],
             "web_search_options": [{}],
         },
         ("responses",): {
@@ -216,7 +216,7 @@ REFUSED = each(
             "reasoning": ["low"],
             "return_token_ids": [True],
             "stream": [1],
-            "text": [{"format": {"type": "json_object"}}, {"style": "x"}, "short"],
+            "text": [{"format": {"type": "xml"}}, {"style": "x"}, "short"],
             "truncation": ["middle"],
         },
     }

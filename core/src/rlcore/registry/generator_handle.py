@@ -222,6 +222,7 @@ class GeneratorHandle(BackendHandle):
             capabilities.TOP_K: request.sampling.top_k != 0,
             capabilities.TOP_P: request.sampling.top_p < 1,
             capabilities.STOP_STRINGS: bool(request.sampling.stop_strings),
+            capabilities.STRUCTURED_OUTPUT: request.sampling.json_schema is not None,
             capabilities.STREAMING: request.on_finished is not None,
             capabilities.TOKEN_STREAMING: request.readers is not None,
             capabilities.ROUTED_EXPERTS: request.routed_experts,

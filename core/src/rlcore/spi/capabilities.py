@@ -78,6 +78,8 @@ OWN_WEIGHTS = "own_weights"
 """GeneratorContext.channel = None: it reads the model's own weights, as `rlcore serve` needs, which runs no trainer."""
 ROUTED_EXPERTS = "routed_experts"
 """GenerateRequest.routed_experts: the result says which experts of a mixture-of-experts model each token went to."""
+STRUCTURED_OUTPUT = "structured_output"
+"""SamplingParams.json_schema: samples fulfil a JSON Schema. Sampling masks have the tokens that it and truncation kept."""
 SAMPLING_MASK = "sampling_mask"
 """GenerateRequest.sampling_mask: the result says which tokens truncated sampling chose each token among."""
 

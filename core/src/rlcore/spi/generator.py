@@ -50,6 +50,9 @@ class SamplingParams:
     stop_strings: tuple[str, ...] = ()
     """A sample ends with the token that completes one of these in the decoded text of its generated tokens. The prompt takes no
     part: a string that begins in it does not end a sample."""
+    json_schema: str | None = None
+    """A JSON Schema, an object, that the sample's text fulfils: each token is chosen among those that the schema allows. None
+    for any text. Needs the capability `structured_output`, and the tokenizer's own end of a text among the stop tokens."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -22,6 +22,7 @@ from rlcore_transformers.cache import SlotCache
 from rlcore_transformers.decoder import Decoder
 from rlcore_transformers.jobs import Deliver, Job, Prefilled, Routing, hand_out
 from rlcore_transformers.sampling import position_keys, sample_tokens, top_logprobs
+from rlcore_transformers.schemas import SchemaMatcher
 from rlcore_transformers.stopping import StopStrings
 
 Kinds: TypeAlias = Sequence[tuple[Kind, Int64Array | slice]]
@@ -42,6 +43,7 @@ class Generation:
         max_length: int,
         weight_version: int,
         new_stop_strings: Callable[[tuple[str, ...]], StopStrings],
+        new_matcher: Callable[[SamplingParams], SchemaMatcher],
     ) -> None:
         """`cache` is replaced where it is too small; no sequence is longer than `max_length`."""
         self._decoder = decoder
@@ -52,6 +54,7 @@ class Generation:
         self._max_length = max_length
         self._weight_version = weight_version
         self._new_stop_strings = new_stop_strings
+        self._new_matcher = new_matcher
         self._queue: deque[Job] = deque()
         """Requests of which a sample has no place yet."""
         self._num_left = 0
@@ -130,9 +133,11 @@ class Generation:
         job.prefilled = rest if len(rest.samples) else None
         rows = torch.from_numpy(taken.rows).to(self._device)
         self.cache.fill(first, taken.attention, rows)
-        kind, strings = self._kinds[job.request.sampling], job.request.sampling.stop_strings
+        sampling = job.request.sampling
+        kind, strings = self._kinds[sampling], sampling.stop_strings
         texts = [self._new_stop_strings(strings) if strings else None for _ in taken.samples]
-        self._slots.add(job, taken.samples, kind, texts)
+        matchers = [None if sampling.json_schema is None else self._new_matcher(sampling) for _ in taken.samples]
+        self._slots.add(job, taken.samples, kind, texts, matchers)
         self._draw(taken.logits[rows], first, [(kind, slice(None))])
 
     def _prefill(self, job: Job) -> Prefilled:
@@ -183,6 +188,7 @@ class Generation:
     def _draw(self, logits: Tensor, first: int, kinds: Kinds) -> None:
         """Draw a token from each row of logits, for the places from `first` on, and hand out the samples that end."""
         places = slice(first, first + len(logits))
+        logits = self._constrained(logits, first)
         keys = torch.from_numpy(position_keys(self._slots.seeds[places], self._slots.positions[places])).to(self._device)
         drawn, drawn_logprobs, kept = _sample(logits, keys, kinds)
         tokens, logprobs = drawn.cpu().numpy(), drawn_logprobs.cpu().numpy()
@@ -190,6 +196,9 @@ class Generation:
             broken = self._slots[first + int(np.isfinite(logprobs).argmin())].sample
             raise NonFiniteError(f"sample {broken}: found a log-probability that is NaN or infinite; are the weights finite?")
         self._note_kept(kept, first, kinds)
+        for number, matcher in self._slots.matchers:
+            if number >= first:
+                matcher.take(int(tokens[number - first]))
         self._last = torch.cat((self._last, drawn))
         full = self._slots.write(first, tokens, logprobs)
         self._tell_readers(logits, drawn, first)
@@ -197,6 +206,16 @@ class Generation:
         ended = np.flatnonzero(stopped | full)
         reasons = np.where(stopped, FinishReason.STOP, FinishReason.LENGTH)[ended].tolist()
         self._hand_out_ended({first + row: FinishReason(reason) for row, reason in zip(ended.tolist(), reasons, strict=True)})
+
+    def _constrained(self, logits: Tensor, first: int) -> Tensor:
+        """Return logits [rows, V] for the places from `first` on, -inf at tokens that schemas forbid."""
+        matchers = [(number - first, matcher) for number, matcher in self._slots.matchers if number >= first]
+        if not matchers:
+            return logits
+        allowed = np.ones(logits.shape, np.bool_)
+        for row, matcher in matchers:
+            allowed[row] = matcher.allowed()
+        return logits.masked_fill(torch.from_numpy(~allowed).to(self._device), -torch.inf)
 
     def _hand_out_ended(self, reasons: Mapping[int, FinishReason]) -> None:
         """Hand out the samples in these places, and free the places."""

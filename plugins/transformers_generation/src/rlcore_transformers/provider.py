@@ -1,6 +1,7 @@
 """The entry point: describes the generator without importing torch."""
 
 from rlcore.spi import Provider, capabilities
+from rlcore_torchkit.json_schema import STRUCTURED_OUTPUT
 from rlcore_torchkit.requirements import missing_requirement
 from rlcore_transformers.config import TransformersConfig
 
@@ -10,6 +11,7 @@ PROVIDER = Provider(
     priority=20,
     capabilities={
         *capabilities.SAMPLING,
+        *STRUCTURED_OUTPUT,
         capabilities.CONTINUOUS,
         capabilities.TOKEN_STREAMING,
         capabilities.ROUTED_EXPERTS,

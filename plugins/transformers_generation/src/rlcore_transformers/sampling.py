@@ -22,7 +22,8 @@ def position_keys(seeds: Int64Array, positions: Int64Array) -> Int32Array:
 
 def sample_tokens(logits: Tensor, keys: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor, Tensor | None]:
     """Tokens int64 [B] and their log-probabilities float32 [B], from logits [B, V] and keys int32 [B] of position_keys; and
-    bool [B, V] what they were chosen among, None where that is the whole vocabulary.
+    bool [B, V] what they were chosen among, None where that is the whole vocabulary. Logits of tokens that a schema forbids are
+    -inf.
 
     An exponential race: token v wins where p_v / E_v is largest, with E_v an exponential variate of (key, v). Logits that
     differ by rounding alone almost never change the winner, whatever V is; a walk along cumulated probabilities would move with
@@ -37,7 +38,8 @@ def sample_tokens(logits: Tensor, keys: Tensor, sampling: SamplingParams) -> tup
     if truncates:
         probabilities = truncate(probabilities, sampling.top_k, sampling.top_p)
     tokens = (probabilities / exponentials(keys, logits.shape[-1])).argmax(-1)
-    return tokens, _pick(probabilities, tokens).log(), probabilities > 0 if truncates else None
+    is_whole = not truncates and sampling.json_schema is None
+    return tokens, _pick(probabilities, tokens).log(), None if is_whole else probabilities > 0
 
 
 def top_logprobs(logits: Tensor, token: Tensor, sampling: SamplingParams, reader: TokenReader) -> dict[int, float]:

@@ -86,6 +86,8 @@ class SessionContext:
     """The name of the form that `parse_tool_calls` reads."""
     shows_tools: bool = True
     """False where the chat template reads no tools, so that the conversation's text describes them."""
+    keeps_kept: bool = False
+    """True where samples say what their tokens were chosen among, or where nothing trains on them."""
     note: Callable[[str], None]
     """Tells the user something, from any thread."""
 

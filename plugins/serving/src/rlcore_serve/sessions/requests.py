@@ -11,6 +11,7 @@ from rlcore.spi.arrays import Int32Array
 from rlcore_serve.sessions.bounds import require_bounded
 from rlcore_serve.sessions.errors import RequestError, bad_request
 from rlcore_serve.sessions.request_keys import looked_up, names_function, shown
+from rlcore_serve.sessions.response_formats import format_fault, json_schema_of
 from rlcore_text.chats.images import image_parts
 from rlcore_text.chats.messages import read_message, read_messages, read_tools
 
@@ -78,10 +79,13 @@ def read_request(body: object, default: SamplingParams, *, is_chat: bool) -> Ans
     )
     chooses = sampling != default
     ends = () if values.get("ignore_eos") else default.stop_token_ids
+    schema = json_schema_of(values.get("response_format"))
     sampling = evolve(
         sampling,
+        json_schema=schema,
         stop_token_ids=tuple(dict.fromkeys((*ends, *values.get("stop_token_ids", ())))),
-        stop_strings=(*default.stop_strings, *((stop,) if isinstance(stop, str) else stop)),
+        # A schema ends its text by itself, which a stop string would cut.
+        stop_strings=() if schema is not None else (*default.stop_strings, *((stop,) if isinstance(stop, str) else stop)),
     )
     tools = () if values.get("tool_choice") == "none" else read_tools(values.get("tools"))
     return AnswerRequest(
@@ -197,6 +201,7 @@ def _wrong_messages(values: Mapping[str, Any]) -> Iterator[str]:
                 yield f"messages[{number}]: found an image; expected parts of text alone"
         except DataError as error:
             yield f"messages[{number}]: found one {error}"
+    yield from _wrong_format(values)
     choice: Any = values.get("tool_choice")
     if names_function(choice):
         name, known = choice.get("function", choice).get("name"), map(tool_name, tools if isinstance(tools, list) else ())
@@ -212,6 +217,21 @@ def _wrong_messages(values: Mapping[str, Any]) -> Iterator[str]:
             read_tools([tool])
         except DataError as error:
             yield f"tools[{number}]: found {error}"
+
+
+def _wrong_format(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with a `response_format`, alone and beside keys that leave its answer no room."""
+    response_format = values.get("response_format")
+    fault = None if response_format is None else format_fault(response_format)
+    if fault is not None:
+        yield f"response_format: {fault}"
+    elif json_schema_of(response_format) is not None:
+        if values.get("tools") and values.get("tool_choice") != "none":
+            yield 'response_format: found one beside tools; expected tool_choice "none": a call is no text of the format'
+        if values.get("stop"):
+            yield f"stop: found {shown(values['stop'])}; expected none beside a response_format, which ends the answer"
+        if values.get("ignore_eos"):
+            yield "ignore_eos: found true; expected false beside a response_format, whose answer a stop token ends"
 
 
 def tool_name(tool: object) -> object:

@@ -18,6 +18,7 @@ from rlcore_serve.sessions.live_tokens import LiveTokens
 from rlcore_serve.sessions.off_loop import off_loop
 from rlcore_serve.sessions.record import Answer, conversation_keys
 from rlcore_serve.sessions.requests import AnswerRequest
+from rlcore_serve.sessions.response_formats import require_no_thought, require_schema
 from rlcore_serve.sessions.session import Session
 from rlcore_text.chats.conversation import Conversation, RewritingTemplateError
 from rlcore_text.chats.long_texts import shortened
@@ -107,6 +108,8 @@ class ServedModel:
     """The name of the form that `parse` reads."""
     shows_tools: bool = True
     """False where the chat template reads no tools, so that the conversation's text describes them."""
+    keeps_kept: bool = False
+    """See SessionContext."""
 
     note: Callable[[str], None] = lambda text: None  # noqa: ARG005
     """Logs a note on a key that has no effect. Called from any thread."""
@@ -128,6 +131,7 @@ class ServedModel:
             raise RequestError(400, f"tools: found some; expected {expected}. rollout.tool_parser names another")
         prompt = self._chat_prompt(session, request) if request.prompt is None else self._text_prompt(session, request.prompt)
         mark = opened_thought(self.tokenizer.show(prompt.tokens()[-MARK_TOKENS:].tolist()))
+        require_no_thought(sampling, mark)
         if request.forced is not None:
             prompt = self._forced(
                 prompt, request.forced or (request.tools[0]["function"]["name"] if len(request.tools) == 1 else ""), mark
@@ -213,10 +217,14 @@ class ServedModel:
             capabilities.TOP_K: sampling.top_k > 0,
             capabilities.STOP_STRINGS: bool(sampling.stop_strings),
             capabilities.TOKEN_STREAMING: request.top_logprobs > (0 if request.prompt is None else 1),
+            capabilities.STRUCTURED_OUTPUT: sampling.json_schema is not None,
         }
         refused = [name for name, is_wanted in lacking.items() if is_wanted and name not in self.capabilities]
         if refused:
             raise RequestError(400, f"found a request that needs {', '.join(refused)}, which the generator cannot do")
+        if sampling.json_schema is not None:
+            is_trained = session.record is not None and request.record
+            require_schema(sampling, self.tokenizer.stop_token_ids, has_masks=self.keeps_kept or not is_trained)
         return sampling
 
     def _max_tokens(self, session: Session, request: AnswerRequest, num_prompt_tokens: int) -> int:

@@ -6,7 +6,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
+from functools import cache, partial
 from math import inf
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from rlcore_vllm.engines import residency, versions
 from rlcore_vllm.engines.draft_counter import DraftCounter
 from rlcore_vllm.engines.environment import RunningEngine
 from rlcore_vllm.engines.explain import explain
+from rlcore_vllm.engines.grammars import start_grammars
 from rlcore_vllm.engines.image_features import image_features
 from rlcore_vllm.engines.rank_recorders import Logprobs, Masks, RankCalls
 from rlcore_vllm.engines.recorder import RecordedRequest
@@ -62,7 +63,7 @@ class Engine:
         self._paused = False
         self._closing = False
         self._failure: str | None = None
-        self._tokenizer: Any = None
+        self._load_tokenizer = cache(settings.load_tokenizer)
         ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="rlcore-vllm-engine", daemon=True)
         self._thread.start()
@@ -186,6 +187,8 @@ class Engine:
         seeds = engine_seeds(samples.seeds)
         images = samples.images or ((),) * len(prompts)
         try:
+            if samples.sampling.json_schema is not None:
+                start_grammars(self._core, self._load_tokenizer, samples.sampling.stop_token_ids)
             features = [
                 image_features(self._llm, f"{self._num_requests}-{index}", prompt, files) if files else None
                 for index, (prompt, files) in enumerate(zip(prompts, images, strict=True))
@@ -208,7 +211,7 @@ class Engine:
                 sample = Sample(job, number, len(prompt), limit, version, samples.adapter)
                 sample.read = read
                 if samples.sampling.stop_strings:
-                    sample.detokenizer = self._detokenizer(params)
+                    sample.detokenizer = versions.make_detokenizer(self._load_tokenizer(), params)
                 if samples.routed_experts:
                     sample.routed = []
                 if samples.sampling_mask and self._masks is not None and truncates(samples.sampling):
@@ -221,11 +224,6 @@ class Engine:
         except BaseException:
             self._cancel(job)
             raise
-
-    def _detokenizer(self, params: Any) -> Any:
-        if self._tokenizer is None:
-            self._tokenizer = self._settings.load_tokenizer()
-        return versions.make_detokenizer(self._tokenizer, params)
 
     def _step(self) -> None:
         """One step of vLLM, and what it sampled. Without a recorder, this is where log-probabilities are read off."""

@@ -9,6 +9,7 @@ from attrs import frozen
 from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, Images, RaggedTokens, RlcoreError, SamplingParams
 from rlcore.spi.arrays import Int64Array
 from rlcore_torchkit.generation import FinishedSample, join_samples, splitmix64
+from rlcore_vllm.engines.grammars import structured_outputs
 
 SMALLEST_TEMPERATURE = 1e-5
 """vLLM takes the most probable token below it."""
@@ -90,6 +91,7 @@ def engine_sampling(sampling: SamplingParams, seed: int, limit: int, *, logprobs
         skip_special_tokens=False,
         spaces_between_special_tokens=False,
         logprobs=logprobs,
+        structured_outputs=None if sampling.json_schema is None else structured_outputs(sampling.json_schema),
     )
     # Without this, what lies below vLLM's own least temperature of 0.01 would be sampled at that.
     params.temperature = sampling.temperature
