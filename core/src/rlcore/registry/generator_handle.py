@@ -225,6 +225,7 @@ class GeneratorHandle(BackendHandle):
             capabilities.STRUCTURED_OUTPUT: request.sampling.json_schema is not None,
             capabilities.STREAMING: request.on_finished is not None,
             capabilities.TOKEN_STREAMING: request.readers is not None,
+            capabilities.PROMPT_LOGPROBS: any(one is not None and one.on_prompt is not None for one in request.readers or ()),
             capabilities.ROUTED_EXPERTS: request.routed_experts,
             capabilities.SAMPLING_MASK: request.sampling_mask,
             capabilities.IMAGES: request.images is not None,

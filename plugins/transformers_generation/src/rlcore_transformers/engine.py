@@ -21,12 +21,14 @@ from rlcore_transformers.batch_slots import BatchSlots, Kind
 from rlcore_transformers.cache import SlotCache
 from rlcore_transformers.decoder import Decoder
 from rlcore_transformers.jobs import Deliver, Job, Prefilled, Routing, hand_out
-from rlcore_transformers.sampling import position_keys, sample_tokens, top_logprobs
+from rlcore_transformers.sampling import position_keys, sample_tokens, token_logprobs, top_logprobs
 from rlcore_transformers.schemas import SchemaMatcher
 from rlcore_transformers.stopping import StopStrings
 
 Kinds: TypeAlias = Sequence[tuple[Kind, Int64Array | slice]]
 """Kinds of sampling, with the rows of each."""
+SCORED_TOKENS = 512
+"""Prompt tokens whose logits are in memory at once."""
 
 
 class Generation:
@@ -156,6 +158,7 @@ class Generation:
         hidden = self._decoder.forward(torch.from_numpy(tokens).to(self._device).flatten(), positions, attention, routed)
         if job.routing is not None and routed is not None:
             job.routing.add_prompts(prompts, routed.unflatten(0, tokens.shape).cpu().numpy())
+        self._tell_of_prompts(job, prompts, hidden.unflatten(0, tokens.shape))
         lasts = np.arange(len(prompts)) * longest + job.prompt_lengths[prompts] - 1
         num_samples = job.request.num_samples
         return Prefilled(
@@ -164,6 +167,18 @@ class Generation:
             rows=np.repeat(np.arange(len(prompts)), num_samples),
             samples=(prompts[:, None] * num_samples + np.arange(num_samples)).flatten(),
         )
+
+    def _tell_of_prompts(self, job: Job, prompts: Int64Array, hidden: Tensor) -> None:
+        """Give the log-probabilities of these prompts, hidden [prompts, length, H], to the readers that want them."""
+        num_samples = job.request.num_samples
+        for row, prompt in enumerate(prompts.tolist()):
+            tokens = torch.from_numpy(job.request.prompts.sequence(prompt)[1:].astype(np.int64)).to(self._device)
+            for sample in range(prompt * num_samples, (prompt + 1) * num_samples):
+                reader = job.reader_of(sample)
+                if reader is not None and reader.on_prompt is not None:
+                    parts = zip(hidden[row, : len(tokens)].split(SCORED_TOKENS), tokens.split(SCORED_TOKENS), strict=True)
+                    rows = [token_logprobs(self._decoder.logits(one), found, reader.num_logprobs or 0) for one, found in parts]
+                    reader.on_prompt([entry for part in rows for entry in part])
 
     def _decode(self) -> None:
         """One more token in every place."""

@@ -14,6 +14,7 @@ PROVIDER = Provider(
         *STRUCTURED_OUTPUT,
         capabilities.CONTINUOUS,
         capabilities.TOKEN_STREAMING,
+        capabilities.PROMPT_LOGPROBS,
         capabilities.ROUTED_EXPERTS,
         capabilities.SAMPLING_MASK,
         capabilities.OWN_WEIGHTS,

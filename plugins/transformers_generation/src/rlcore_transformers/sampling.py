@@ -55,6 +55,15 @@ def top_logprobs(logits: Tensor, token: Tensor, sampling: SamplingParams, reader
     return dict(zip(chosen.tolist(), probabilities[chosen].log().tolist(), strict=True))
 
 
+def token_logprobs(logits: Tensor, tokens: Tensor, num_logprobs: int) -> list[dict[int, float]]:
+    """Log-probabilities at temperature 1 of tokens int64 [B] and of the `num_logprobs` most probable ones, given logits
+    [B, V]: by token, of each row."""
+    logprobs = logits.float().log_softmax(-1)
+    chosen = torch.cat((tokens[:, None], logprobs.topk(min(num_logprobs, logprobs.shape[-1])).indices), dim=1)
+    values = logprobs.gather(1, chosen).tolist()
+    return [dict(zip(row, found, strict=True)) for row, found in zip(chosen.tolist(), values, strict=True)]
+
+
 def truncate(probabilities: Tensor, top_k: int, top_p: float) -> Tensor:
     """The most probable tokens' share of `probabilities` [B, V], renormalised, 0 elsewhere; top_k = 0 and top_p = 1 keep all.
 

@@ -52,6 +52,7 @@ PROVIDER = Provider(
         capabilities.STREAMING,
         capabilities.CONTINUOUS,
         capabilities.TOKEN_STREAMING,
+        capabilities.PROMPT_LOGPROBS,
         capabilities.IN_FLIGHT_REFIT,
         capabilities.SAMPLING_MASK,
         capabilities.IMAGES,

@@ -33,6 +33,7 @@ _SAMPLING = (
     spi.capabilities.STOP_STRINGS,
     spi.capabilities.STRUCTURED_OUTPUT,
     spi.capabilities.TOKEN_STREAMING,
+    spi.capabilities.PROMPT_LOGPROBS,
 )
 
 

@@ -33,6 +33,8 @@ class SampleRequest:
     """TokenReader.on_tokens of the sample, where the generator has the capability `token_streaming`."""
     num_logprobs: int | None = None
     """TokenReader.num_logprobs of it."""
+    on_prompt: Callable[[Sequence[Mapping[int, float]]], None] | None = None
+    """TokenReader.on_prompt of it."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -133,7 +133,7 @@ KEYS: Mapping[Api, Mapping[str, Key]] = {
         "verbosity": _HINT,
         "web_search_options": Key(only=(), why="since this server searches nothing"),
     },
-    "completions": {**_ALL, **_SAMPLED, "prompt": _READ, "suffix": Key(only=("",))},
+    "completions": {**_ALL, **_SAMPLED, "prompt": _READ, "prompt_logprobs": _READ, "suffix": Key(only=("",))},
     "responses": {
         **_ALL,
         **_TOOLS,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from attrs import evolve, field, frozen
 
-from rlcore.spi import DataError, Message, SamplingParams
+from rlcore.spi import DataError, Message, SamplingParams, capabilities
 from rlcore.spi.arrays import Int32Array
 from rlcore_serve.sessions.bounds import require_bounded
 from rlcore_serve.sessions.errors import RequestError, bad_request
@@ -43,6 +43,8 @@ class AnswerRequest:
     logprobs: bool
     top_logprobs: int = 0
     """Most probable tokens to report beside each token."""
+    prompt_logprobs: int | None = None
+    """Most probable tokens to report beside each token of a completion's prompt; None without log-probabilities of it."""
     return_token_ids: bool = False
     """True where the reply has the tokens of prompt and answers too."""
     record: bool = True
@@ -58,6 +60,19 @@ class AnswerRequest:
     """The prompt of a completion: text, or int32 [length]; None in a chat."""
     notes: Mapping[str, str] = field(factory=dict)
     """Notes on keys that the server takes and ignores, by key."""
+
+    def needs(self) -> list[str]:
+        """Return the capabilities that a generator needs for the answers."""
+        sampling = self.sampling
+        needed = {
+            capabilities.TOP_P: sampling.top_p < 1.0,
+            capabilities.TOP_K: sampling.top_k > 0,
+            capabilities.STOP_STRINGS: bool(sampling.stop_strings),
+            capabilities.TOKEN_STREAMING: self.top_logprobs > (0 if self.prompt is None else 1),
+            capabilities.PROMPT_LOGPROBS: self.prompt_logprobs is not None,
+            capabilities.STRUCTURED_OUTPUT: sampling.json_schema is not None,
+        }
+        return [name for name, is_needed in needed.items() if is_needed]
 
 
 def read_request(body: object, default: SamplingParams, *, is_chat: bool) -> AnswerRequest:
@@ -99,6 +114,7 @@ def read_request(body: object, default: SamplingParams, *, is_chat: bool) -> Ans
         include_usage=bool(dict(values.get("stream_options", {})).get("include_usage")),
         logprobs=values.get("logprobs") is not None and values["logprobs"] is not False,
         top_logprobs=values.get("top_logprobs", 0) if is_chat else int(values.get("logprobs", 0)),
+        prompt_logprobs=values.get("prompt_logprobs"),
         return_token_ids=values.get("return_token_ids", False),
         record=values.get("record", True),
         messages=tuple(read_messages(values["messages"], keeps_unreadable=True)) if is_chat else (),
@@ -241,6 +257,11 @@ def tool_name(tool: object) -> object:
 
 
 def _wrong_prompt(values: Mapping[str, Any]) -> Iterator[str]:
+    wanted = values.get("prompt_logprobs", 0)
+    if type(wanted) is not int or not 0 <= wanted <= MAX_TOP_LOGPROBS:
+        yield f"prompt_logprobs: found {shown(wanted)}; expected a whole number from 0 to {MAX_TOP_LOGPROBS}"
+    if "prompt_logprobs" in values and values.get("stream") is True:
+        yield "prompt_logprobs: found some of a stream; expected none, or stream = false"
     prompt = values.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]

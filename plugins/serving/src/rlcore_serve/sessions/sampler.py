@@ -92,6 +92,7 @@ class SessionSampler:
         return TokenReader(
             on_tokens=lambda first, tokens, logprobs: on_tokens(num_said + first, tokens, logprobs),
             num_logprobs=request.num_logprobs,
+            on_prompt=None if num_said else request.on_prompt,
         )
 
     def give_up(self, session: int) -> None:

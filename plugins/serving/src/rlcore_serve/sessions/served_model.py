@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from attrs import evolve, field, frozen
 
-from rlcore.spi import ChatTokenizer, DataError, FinishReason, Message, ParseToolCalls, SamplingParams, ToolCall, capabilities
+from rlcore.spi import ChatTokenizer, DataError, FinishReason, Message, ParseToolCalls, SamplingParams, ToolCall
 from rlcore.spi.arrays import Int32Array
 from rlcore.thoughts import MARK_TOKENS, opened_thought
 from rlcore_serve.sessions.errors import RequestError
@@ -55,6 +55,8 @@ class Answered:
     prompt: Int32Array
     """int32 [length]"""
     choices: Sequence[Choice]
+    prompt_logprobs: Sequence[Mapping[int, float]] | None = None
+    """Log-probabilities of the prompt's tokens from the second on, where the request asks for them."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -159,7 +161,7 @@ class ServedModel:
         """Return `n` samples, whose tokens `live` gets as they come. RequestError where there are none."""
         request, wanted = prepared.request, prepared.wanted
         if live is not None:
-            wanted = live.read_by(wanted, request.top_logprobs if request.logprobs else None)
+            wanted = live.read_by(wanted, request.top_logprobs if request.logprobs else None, request.prompt_logprobs)
         found = await asyncio.gather(*(self.sampler.sample(one) for one in wanted))
         samples = [sample for sample in found if sample is not None]
         if len(samples) < len(found):
@@ -169,8 +171,10 @@ class ServedModel:
 
     async def answer(self, session: Session, prepared: Prepared) -> Answered:
         """Return `n` answers, and record them in the session if the request wants it. RequestError where there is none."""
-        live = LiveTokens(prepared.request.n) if prepared.request.top_logprobs else None
-        return await self.settle(session, prepared, await self.sample(session, prepared, live), live)
+        request = prepared.request
+        live = LiveTokens(request.n) if request.top_logprobs or request.prompt_logprobs is not None else None
+        answered = await self.settle(session, prepared, await self.sample(session, prepared, live), live)
+        return evolve(answered, prompt_logprobs=None if live is None else live.prompt)
 
     async def settle(
         self, session: Session, prepared: Prepared, samples: Sequence[Sample], live: LiveTokens | None = None
@@ -212,14 +216,7 @@ class ServedModel:
         if session.sampling is not None and request.chooses_distribution:
             found, expected = _distribution(sampling), _distribution(session.sampling)
             raise RequestError(400, f"found {found}; expected {expected}, which the recipe sets: leave them out")
-        lacking = {
-            capabilities.TOP_P: sampling.top_p < 1.0,
-            capabilities.TOP_K: sampling.top_k > 0,
-            capabilities.STOP_STRINGS: bool(sampling.stop_strings),
-            capabilities.TOKEN_STREAMING: request.top_logprobs > (0 if request.prompt is None else 1),
-            capabilities.STRUCTURED_OUTPUT: sampling.json_schema is not None,
-        }
-        refused = [name for name, is_wanted in lacking.items() if is_wanted and name not in self.capabilities]
+        refused = [name for name in request.needs() if name not in self.capabilities]
         if refused:
             raise RequestError(400, f"found a request that needs {', '.join(refused)}, which the generator cannot do")
         if sampling.json_schema is not None:

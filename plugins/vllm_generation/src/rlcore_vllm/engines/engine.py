@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cache, partial
-from math import inf
 from typing import Any, TypeVar
 
 from rlcore.spi import ContractError, DraftCounts, RlcoreError, WorkerError
@@ -28,6 +27,7 @@ from rlcore_vllm.engines.sampling import (
     engine_sampling,
     engine_seeds,
     finish_reason,
+    logprob_rows,
 )
 from rlcore_vllm.engines.sampling_masks import truncates
 from rlcore_vllm.engines.unfinished import Deliver, Job, Sample, settle
@@ -199,7 +199,8 @@ class Engine:
                 read = None if samples.read is None else samples.read[index]
                 least = None if self._recorder is not None and read in (None, TOKENS_ALONE) else 0
                 logprobs = least if read is None else max(read, 0) if least == 0 else None
-                params = engine_sampling(samples.sampling, seeds[index], limit, logprobs=logprobs)
+                of_prompt = max(read or 0, 0) if samples.reads_prompt is not None and samples.reads_prompt[index] else None
+                params = engine_sampling(samples.sampling, seeds[index], limit, logprobs=logprobs, prompt_logprobs=of_prompt)
                 request = versions.make_request(
                     str(self._num_requests),
                     prompt,
@@ -235,7 +236,10 @@ class Engine:
             sample = self._samples.get(output.request_id)
             if sample is None:
                 continue
-            tokens = output.new_token_ids
+            tokens, scored = output.new_token_ids, output.new_prompt_logprobs_tensors
+            if scored is not None and sample.job.on_tokens is not None:
+                rows = logprob_rows(scored.logprob_token_ids, scored.logprobs, 1 + (sample.read or 0))
+                sample.job.on_tokens(SampledTokens(number=sample.number, first=0, tokens=(), logprobs=rows, is_prompt=True))
             if sample.routed is not None and output.routed_experts is not None:
                 sample.routed.append(output.routed_experts)
             reason = None if output.finish_reason is None else str(output.finish_reason)
@@ -388,12 +392,8 @@ def _sampled(sample: Sample, tokens: Sequence[int], logprobs: Any) -> SampledTok
     """The new tokens of a sample for its reader, with vLLM's log-probabilities of them."""
     rows: list[dict[int, float]] = []
     if sample.read != TOKENS_ALONE and logprobs is not None:
-        width = 1 + (sample.read or 0)
-        for index in range(len(tokens)):
-            pairs = zip(
-                logprobs.logprob_token_ids[index, :width].tolist(), logprobs.logprobs[index, :width].tolist(), strict=True
-            )
-            rows.append({token: logprob for token, logprob in pairs if logprob != -inf})
+        found = logprobs.logprob_token_ids[: len(tokens)], logprobs.logprobs[: len(tokens)]
+        rows = logprob_rows(*found, 1 + (sample.read or 0))
     return SampledTokens(number=sample.number, first=len(sample.tokens), tokens=list(tokens), logprobs=rows)
 
 
