@@ -11,7 +11,7 @@ from rlcore_serve.sessions.requests import read_request
 from rlcore_serve.sessions.response_requests import read_response_request
 from rlcore_serve.sessions.session import Session, Sessions
 
-from .chat_model import END, END_ID, Script, served, user
+from .chat_model import END, END_ID, ChatMl, Script, served, user
 
 DEFAULT = SamplingParams(stop_token_ids=(END_ID,), stop_strings=("}",))
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -96,6 +96,13 @@ def test_what_leaves_the_format_no_room_is_refused(options: dict[str, Any], foun
     read_request(chat(response_format=FORMAT, tools=[TOOL], tool_choice="none"), DEFAULT, is_chat=True)
 
 
+class Sums(ChatMl):
+    """A tokenizer with few characters."""
+
+    def encode(self, text: str) -> list[int]:
+        return [token if chr(token) in "0123456789+=" or token < 3 else 0 for token in super().encode(text)]
+
+
 def prepared(session: Session, schema: Any = SCHEMA, opens: str = "", **options: Any) -> Any:
     """The request as the model prepares it, with these options of the model."""
     asked = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
@@ -126,6 +133,7 @@ def test_a_session_that_trains_needs_the_kept_tokens() -> None:
         ({"schema": {"type": "word"}}, "Invalid type"),
         ({"opens": "<think>\n"}, "response_format: found a prompt that ends in <think>"),
         ({"sampling": SamplingParams(stop_token_ids=(7,))}, "response_format: found the stop tokens [7]"),
+        ({"tokenizer": Sums()}, "response_format: found a model without tokens for JSON"),
     ],
 )
 def test_what_cannot_be_answered_in_the_format_is_refused(options: dict[str, Any], found: str) -> None:

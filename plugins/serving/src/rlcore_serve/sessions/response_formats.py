@@ -1,15 +1,17 @@
 """The format that a request asks of an answer's text."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from rlcore.spi import DataError, SamplingParams
+from rlcore.spi import ChatTokenizer, DataError, SamplingParams
 from rlcore_serve.sessions.errors import RequestError
 from rlcore_serve.sessions.request_keys import shown
 
 _NAMED = {"name", "description", "schema", "strict"}
 """Keys of a `json_schema`. `strict` has no effect: every answer is held to its schema."""
+_MARKS = '{"[:,]"}'
+"""Characters that every JSON needs."""
 _EXPECTED = 'the type "text", "json_object" or "json_schema" and no unknown keys; the last with an object as its schema'
 
 
@@ -46,10 +48,10 @@ def require_no_thought(sampling: SamplingParams, mark: str) -> None:
         raise RequestError(400, f"response_format: found a prompt that ends in {mark.strip()}; expected {expected}")
 
 
-def require_schema(sampling: SamplingParams, stop_token_ids: Sequence[int], *, has_masks: bool) -> None:
-    """RequestError where no text fulfils the schema of a request, where its answer would not end, and where its answer would be
-    trained on as if it had been chosen among all texts. `has_masks`: whether samples say what their tokens were chosen among,
-    or nothing trains on them."""
+def require_schema(sampling: SamplingParams, tokenizer: ChatTokenizer, *, has_masks: bool) -> None:
+    """RequestError where no text fulfils the schema of a request, where the model cannot write or end one, and where its answer
+    would be trained on as if it had been chosen among all texts. `has_masks`: whether samples say what their tokens were chosen
+    among, or nothing trains on them."""
     from rlcore_torchkit.json_schema import guided_schema
 
     if not has_masks:
@@ -59,8 +61,10 @@ def require_schema(sampling: SamplingParams, stop_token_ids: Sequence[int], *, h
             "samples of this run do not say which. Set rollout.top_k or rollout.top_p, with which they do, or send "
             '"record": false, which keeps an answer out of training',
         )
-    if not set(stop_token_ids) <= set(sampling.stop_token_ids):
-        expected = f"the model's own among them, {list(stop_token_ids)}, which end an answer"
+    if "".join(tokenizer.decode(tokenizer.encode(_MARKS)).split()) != _MARKS:
+        raise RequestError(400, f"response_format: found a model without tokens for JSON; expected some for each of {_MARKS}")
+    if not set(tokenizer.stop_token_ids) <= set(sampling.stop_token_ids):
+        expected = f"the model's own among them, {list(tokenizer.stop_token_ids)}, which end an answer"
         raise RequestError(400, f"response_format: found the stop tokens {list(sampling.stop_token_ids)}; expected {expected}")
     assert sampling.json_schema is not None
     try:

@@ -221,7 +221,7 @@ class ServedModel:
             raise RequestError(400, f"found a request that needs {', '.join(refused)}, which the generator cannot do")
         if sampling.json_schema is not None:
             is_trained = session.record is not None and request.record
-            require_schema(sampling, self.tokenizer.stop_token_ids, has_masks=self.keeps_kept or not is_trained)
+            require_schema(sampling, self.tokenizer, has_masks=self.keeps_kept or not is_trained)
         return sampling
 
     def _max_tokens(self, session: Session, request: AnswerRequest, num_prompt_tokens: int) -> int:
