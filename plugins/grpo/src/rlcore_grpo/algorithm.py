@@ -41,7 +41,8 @@ class Grpo:
         self._kl_in_rewards = in_rewards
         compares = in_rewards or spi.REFERENCE_LOGPROBS in self._loss.token_columns
         endpoint = config.reference_endpoint
-        self._endpoint = endpoint and EndpointReference(f"{config.section}.reference_endpoint", endpoint, context)
+        section = f"{config.section}.reference_endpoint"
+        self._endpoint = None if endpoint is None else EndpointReference(section, endpoint, context)
         self.needs = spi.AlgorithmNeeds(
             source="rollouts",
             previous_logprobs=self.config.previous_logprobs == "trainer",

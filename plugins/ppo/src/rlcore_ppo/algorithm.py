@@ -22,7 +22,8 @@ class Ppo:
     def __init__(self, context: spi.AlgorithmContext, config: PpoConfig) -> None:
         self.config = config.resolved(context)
         endpoint = config.reference_endpoint
-        self._endpoint = endpoint and EndpointReference("algorithm.ppo.reference_endpoint", endpoint, context)
+        section = "algorithm.ppo.reference_endpoint"
+        self._endpoint = None if endpoint is None else EndpointReference(section, endpoint, context)
         with_kl = config.kl_coefficient > 0 and endpoint is None
         self.needs = spi.AlgorithmNeeds(
             source="rollouts",
