@@ -1,14 +1,9 @@
 """Teachers behind endpoints: their weighted column, and servers that are no such teacher."""
 
-import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
 import numpy as np
 import pytest
 from attrs import evolve
+from scoring_server import endpoint, logprob, told
 from transformers import AutoTokenizer
 
 from rlcore.spi import (
@@ -52,58 +47,6 @@ def context(model):
 def text_of(model):
     tokenizer = AutoTokenizer.from_pretrained(model)
     return lambda token: tokenizer.decode([token])
-
-
-def logprob(token, place, scale):
-    return -scale * (1 + token % 5) - 0.01 * place
-
-
-def told(ids, text_of, scale=1.0):
-    """The entries of vLLM's server for a prompt."""
-    entries = [
-        {str(token): {"logprob": logprob(token, place, scale), "rank": 2, "decoded_token": text_of(token)}}
-        for place, token in enumerate(ids)
-    ]
-    return [None, *entries[1:]]
-
-
-@contextmanager
-def endpoint(answer) -> Iterator[tuple[str, list]]:
-    """A server whose completions are `answer(body)`, or a status; its address, and the requests that it got."""
-    asked: list = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self._send(200, {"data": [{"id": "teacher"}]})
-
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append(body | {"key": self.headers.get("Authorization")})
-            found = answer(body)
-            if isinstance(found, int):
-                self._send(found, {"error": f"status {found}"})
-            else:
-                self._send(200, {"choices": [{"text": "", "prompt_logprobs": found}]})
-
-        def _send(self, status, value):
-            data = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def rollouts():
@@ -187,7 +130,7 @@ def test_a_server_that_is_no_such_teacher_is_refused(context, text_of, change, f
 
 
 def test_a_server_that_is_busy_is_asked_again(context, text_of, monkeypatch):
-    monkeypatch.setattr("rlcore_distill.endpoint.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("rlcore_torchkit.rl.endpoint_logprobs.FIRST_PAUSE_S", 0.01)
     answers = iter([503, 429])
     with endpoint(lambda body: next(answers, None) or told(body["prompt"], text_of)) as (url, _):
         algorithm = Distill(context, DistillConfig(teachers={"only": TeacherConfig(base_url=url)}))
@@ -213,7 +156,7 @@ def test_what_an_endpoint_cannot_score_is_refused(context):
     assert [problem.path for problem in raised.value.problems] == ["rollout.temperature"]
     samples = rollouts()
     truncated = evolve(samples, batch=evolve(samples.batch, sampling_mask=SamplingMask.whole(7)))
-    with pytest.raises(PluginError, match="top_k or top_p"):
+    with pytest.raises(PluginError, match="top_k, top_p"):
         Distill(context, config).build_batch(truncated)
 
 

@@ -14,7 +14,7 @@ from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
 from rlcore.spi import ModelError, ModelSpec, TokenBatch
 from rlcore_distill.config import TeacherConfig
-from rlcore_distill.endpoint import EndpointTeacher, decoder_of
+from rlcore_torchkit.rl.endpoint_logprobs import EndpointModel, decoder_of
 from rlcore_torchkit.testing.models import make_model
 
 pytest.importorskip("vllm")
@@ -75,7 +75,7 @@ def figures(folder, name, *options):
 def test_a_run_equals_one_with_the_teacher_in_the_trainer(folder, tmp_path):
     command = [*vllm_serve(str(folder / "teacher")), "--gpu-memory-utilization", "0.1"]
     with serving(command, tmp_path / "log.txt", VLLM_CPU_KVCACHE_SPACE="1") as url:
-        teacher = EndpointTeacher("only", TeacherConfig(base_url=url), decoder_of(ModelSpec(path=str(folder / "student"))))
+        teacher = EndpointModel("teacher", TeacherConfig(base_url=url), decoder_of(ModelSpec(path=str(folder / "student"))))
         tokens = [[3, 4, 5, 6], [7, 8, 9, 10, 11, 3], [4]]
         batch = TokenBatch(
             tokens=np.concatenate(tokens).astype(np.int32),
@@ -91,7 +91,7 @@ def test_a_run_equals_one_with_the_teacher_in_the_trainer(folder, tmp_path):
             for table, one in zip(logits, tokens, strict=True)
         ]
         np.testing.assert_allclose(found, np.concatenate(expected), rtol=1e-4, atol=1e-4)
-        stranger = EndpointTeacher("only", TeacherConfig(base_url=url), decoder_of(ModelSpec(path=str(folder / "stranger"))))
+        stranger = EndpointModel("teacher", TeacherConfig(base_url=url), decoder_of(ModelSpec(path=str(folder / "stranger"))))
         with pytest.raises(ModelError) as raised:
             stranger.logprobs(batch)
         assert "by the tokenizer of model.path" in raised.value.problems[0].found

@@ -57,7 +57,7 @@ def answers(port: int) -> bool:
         return False
 
 
-def rlcore_serve(model: str, name: str = "policy") -> list[str]:
+def rlcore_serve(model: str, name: str = "policy", generator: str = "transformers", limit: int = LIMIT) -> list[str]:
     return [
         "rlcore",
         "serve",
@@ -65,10 +65,10 @@ def rlcore_serve(model: str, name: str = "policy") -> list[str]:
         "--name",
         name,
         "--generator",
-        "transformers",
+        generator,
         "run.device=cpu",
         "--max-length",
-        str(LIMIT),
+        str(limit),
     ]
 
 

@@ -84,14 +84,16 @@ USED = each(
             "logprobs": [True],
             "max_completion_tokens": [3],
             "messages": [[{"role": "user", "content": "b"}]],
+            "response_format": [{"type": "json_object"}],
             "tools": [[WEATHER]],
         },
-        ("completions",): {"logprobs": [0, 1], "prompt": ["b", [5], [[5]]]},
+        ("completions",): {"logprobs": [0, 1], "prompt_logprobs": [0, 3], "prompt": ["b", [5], [[5]]]},
         ("responses",): {
             "include": [["message.output_text.logprobs"]],
             "input": ["b", [{"role": "user", "content": "b"}]],
             "instructions": ["c"],
             "max_output_tokens": [3],
+            "text": [{"format": {"type": "json_object"}}],
             "tools": [[{"type": "function", **FUNCTION}]],
         },
     }
@@ -192,7 +194,13 @@ REFUSED = each(
             "presence_penalty": [0.5],
             "logit_bias": [{"3": 1}],
         },
-        ("completions",): {"max_completion_tokens": [3], "suffix": ["x"], "tools": [[]], "top_logprobs": [3]},
+        ("completions",): {
+            "max_completion_tokens": [3],
+            "prompt_logprobs": [-1, 21, True, "all"],
+            "suffix": ["x"],
+            "tools": [[]],
+            "top_logprobs": [3],
+        },
         ("chat",): {
             "audio": [{"voice": "v"}],
             "function_call": [{"name": "f"}],
@@ -200,7 +208,7 @@ REFUSED = each(
             "include": [[]],
             "modalities": [["text", "audio"]],
             "reasoning_effort": [3],
-            "response_format": [{"type": "json_object"}],
+            "response_format": [{"type": "xml"}],
             "web_search_options": [{}],
         },
         ("responses",): {
@@ -216,7 +224,7 @@ REFUSED = each(
             "reasoning": ["low"],
             "return_token_ids": [True],
             "stream": [1],
-            "text": [{"format": {"type": "json_object"}}, {"style": "x"}, "short"],
+            "text": [{"format": {"type": "xml"}}, {"style": "x"}, "short"],
             "truncation": ["middle"],
         },
     }

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, Responses, SamplingParams
 from rlcore.testing.fakes import FakeTokenizer
@@ -75,6 +76,17 @@ def test_what_a_stream_cuts_off_goes_on_in_the_next_one(sampler: SessionSampler)
     assert [one.seeds.tolist() for one in taken] == [[seed_after(5, len(part))] for part in said]
     assert sampler.count.busy_s() == 0.0
     assert sampler.requests.num_outstanding == 0
+
+
+def test_a_sample_with_a_schema_begins_again_where_it_was_cut(sampler: SessionSampler) -> None:
+    """A schema begins with its sample, so that a part of one cannot go on."""
+    wanted = request(sampling=SamplingParams(json_schema="{}"))
+    parts = ("abc", 1, FinishReason.ABORTED), ("def", 2, FinishReason.STOP)
+    sample, taken = sampled_in_parts(sampler, wanted, *parts)
+    assert (sample.text, sample.weight_versions.tolist()) == ("def", [2, 2, 2])
+    assert [one.prompts.tokens.tolist() for one in taken] == [PROMPT.tolist()] * 2
+    read = evolve(wanted, on_tokens=lambda first, tokens, rows: None)
+    assert sampled_in_parts(sampler, read, parts[0])[0] is None  # its client has read tokens that do not count any more
 
 
 def test_a_stop_string_across_the_cut_ends_the_sample(sampler: SessionSampler) -> None:

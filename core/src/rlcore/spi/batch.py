@@ -147,7 +147,6 @@ class PackedTokens:
 
     _allows_empty: ClassVar[bool] = False
     """True where a sequence may have no token."""
-
     tokens: Int32Array
     """int32 [T]"""
     offsets: Int64Array

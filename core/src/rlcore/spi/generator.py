@@ -50,6 +50,9 @@ class SamplingParams:
     stop_strings: tuple[str, ...] = ()
     """A sample ends with the token that completes one of these in the decoded text of its generated tokens. The prompt takes no
     part: a string that begins in it does not end a sample."""
+    json_schema: str | None = None
+    """A JSON Schema, an object, that the sample's text fulfils: each token is chosen among those that the schema allows. None
+    for any text. Needs the capability `structured_output`, and the tokenizer's own end of a text among the stop tokens."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -60,7 +63,10 @@ class TokenReader:
     """Called from any thread, in order, with the number of earlier tokens, the new ones, and of each the log-probabilities, by
     token, of itself and of the most probable ones; an empty list without `num_logprobs`. It is quick and never raises."""
     num_logprobs: int | None = None
-    """Most probable tokens to report beside each sampled one; None for no log-probabilities."""
+    """Most probable tokens to report beside each one; None for no log-probabilities."""
+    on_prompt: Callable[[Sequence[Mapping[int, float]]], None] | None = None
+    """Called once, before any token comes, with the prompt's tokens from the second on, each as in `on_tokens` but of the whole
+    distribution at temperature 1. Needs `num_logprobs`, and the capability `prompt_logprobs`."""
     cancelled: Future[None] = field(factory=Future)
     """Done once nobody needs the sample: it ends soon, as ABORTED."""
 
@@ -90,7 +96,6 @@ class GenerateRequest:
     """int64 [S]: the conversation that each sample belongs to, -1 for none: a later prompt of the same number begins with this
     one and what was said to it. It changes no sample. A generator of several engines may give those of one number to one of
     them, which has their beginning in its cache. None where no sample belongs to any."""
-
     sampling_mask: bool = False
     """True where the generator reports the tokens that each token was chosen among. Needs the capability `sampling_mask`."""
     images: Images | None = None

@@ -7,6 +7,7 @@ from rlcore_conformance.generators.generator_routing import GeneratorRouting
 from rlcore_conformance.generators.generator_sampling import GeneratorSampling
 from rlcore_conformance.generators.generator_sampling_mask import GeneratorSamplingMask
 from rlcore_conformance.generators.generator_streaming import GeneratorStreaming
+from rlcore_conformance.generators.generator_structured_output import GeneratorStructuredOutput
 from rlcore_conformance.generators.generator_token_streaming import GeneratorTokenStreaming
 from rlcore_conformance.generators.generator_weights import GeneratorWeights
 
@@ -20,6 +21,7 @@ class GeneratorConformance(
     GeneratorContinuous,
     GeneratorRouting,
     GeneratorSamplingMask,
+    GeneratorStructuredOutput,
     GeneratorTokenStreaming,
 ):
     """The checks that every generator has to pass::

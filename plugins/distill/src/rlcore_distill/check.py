@@ -1,10 +1,10 @@
 """Checks of `[algorithm.distill]` across its fields."""
 
-import os
 from collections.abc import Iterator, Sequence
 
 from rlcore.spi import CheckContext, Problem
 from rlcore_distill.config import DistillConfig
+from rlcore_torchkit.rl.endpoint_config import endpoint_problems
 
 SECTION = "algorithm.distill"
 
@@ -26,10 +26,4 @@ def _problems(config: DistillConfig) -> Iterator[Problem]:
         found = f"{config.teachers[only].weight:g}, of one teacher alone"
         yield Problem(path=f"{SECTION}.teachers.{only}.weight", found=found, expected="1.0, or several teachers")
     for name, teacher in config.teachers.items():
-        section = f"{SECTION}.teachers.{name}"
-        if not teacher.base_url.startswith(("http://", "https://")):
-            expected = "an address that begins with http:// or https://"
-            yield Problem(path=f"{section}.base_url", found=repr(teacher.base_url), expected=expected)
-        if teacher.api_key_env is not None and not os.environ.get(teacher.api_key_env):
-            found = f"{teacher.api_key_env}, which is not set"
-            yield Problem(path=f"{section}.api_key_env", found=found, expected="a variable of the environment")
+        yield from endpoint_problems(f"{SECTION}.teachers.{name}", teacher)

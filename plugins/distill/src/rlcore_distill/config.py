@@ -5,30 +5,18 @@ from typing import Annotated, Literal
 
 from attrs import field, frozen
 
-from rlcore.schema.constraints import Constraint, Positive, Seconds, Share, Text, above
+from rlcore.schema.constraints import Constraint, Share, above
+from rlcore_torchkit.rl.endpoint_config import EndpointConfig
 
 _POSITIVE = Constraint("above 0; inf never truncates", lambda value: value > 0)
 
 
 @frozen(kw_only=True)
-class TeacherConfig:
-    """`[algorithm.distill.teachers.NAME]`: a teacher behind vLLM's OpenAI server, which scores prompts."""
+class TeacherConfig(EndpointConfig):
+    """`[algorithm.distill.teachers.NAME]`: a teacher behind vLLM's OpenAI server or `rlcore serve`, which score prompts."""
 
-    base_url: Text
-    """Address of the API, such as "http://127.0.0.1:8001/v1"."""
-    model: Text | None = None
-    """The endpoint's name of the model. None where it has one alone."""
     weight: Annotated[float, above(0)] = 1.0
     """Weight of this teacher's divergence in the loss, in relation to the other teachers' weights."""
-    api_key_env: str | None = None
-    """The environment variable with the key; none where the endpoint asks for none. The key itself is written nowhere."""
-    timeout_s: Seconds = 120.0
-    """Most seconds for one request."""
-    max_attempts: Positive = 4
-    """Attempts per request. It is retried after a lost connection, a timeout and the states 408, 409, 429 and 5xx, with growing
-    pauses."""
-    max_concurrent: Positive = 32
-    """Most requests at once, each with one sequence."""
 
 
 @frozen(kw_only=True)

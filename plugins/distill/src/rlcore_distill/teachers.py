@@ -7,7 +7,9 @@ import numpy as np
 from rlcore import spi
 from rlcore.spi.arrays import Float32Array
 from rlcore_distill.config import TeacherConfig
-from rlcore_distill.endpoint import EndpointTeacher, decoder_of
+from rlcore_torchkit.rl.endpoint_logprobs import EndpointModel, decoder_of, require_scorable, require_temperature
+
+SECTION = "algorithm.distill.teachers"
 
 
 class Teachers:
@@ -19,19 +21,11 @@ class Teachers:
 
     def __init__(self, teachers: Mapping[str, TeacherConfig], context: spi.AlgorithmContext) -> None:
         """ConfigError where the run samples otherwise than at the temperature that endpoints score at."""
-        if context.temperature != 1.0:
-            problem = spi.Problem(
-                path="rollout.temperature",
-                found=f"{context.temperature}, with teachers behind endpoints, which score at 1.0",
-                expected="1.0",
-            )
-            raise spi.ConfigError([problem])
-        if context.model is None:
-            raise spi.ContractError("found no model in the algorithm's context; expected it, for its tokenizer")
+        require_temperature(context)
         self._model = context.model
         self._configs = teachers
         self._total = sum(config.weight for config in teachers.values())
-        self._teachers: dict[str, EndpointTeacher] = {}
+        self._teachers: dict[str, EndpointModel] = {}
 
     def column(self, batch: spi.TokenBatch) -> tuple[Float32Array, dict[str, float]]:
         """float32 [T] of Σ_k w_k log teacher_k, 0.0 outside the loss mask, and of several teachers the metrics
@@ -39,15 +33,12 @@ class Teachers:
         column, metrics = np.zeros(batch.num_tokens, np.float32), dict[str, float]()
         if not batch.tokens.any():  # the made-up samples of a check, which asks no endpoint
             return column, metrics
-        if batch.sampling_mask is not None or batch.images is not None:
-            what = "images" if batch.sampling_mask is None else "tokens that top_k or top_p chose among fewer than all"
-            raise spi.PluginError(
-                f"algorithm.distill.teachers: found {what}; expected plain text, sampled from the whole distribution: "
-                "an endpoint scores nothing else. Take a teacher in [reference]"
-            )
+        require_scorable(batch, SECTION, "Take a teacher in [reference]")
         if not self._teachers:
             decode = decoder_of(self._model)
-            self._teachers = {name: EndpointTeacher(name, config, decode) for name, config in self._configs.items()}
+            self._teachers = {
+                name: EndpointModel(f"{SECTION}.{name}", config, decode) for name, config in self._configs.items()
+            }
         generated = batch.token_columns[spi.GENERATION_LOGPROBS]
         for name, teacher in self._teachers.items():
             found = teacher.logprobs(batch)

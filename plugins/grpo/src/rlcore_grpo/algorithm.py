@@ -17,6 +17,7 @@ from rlcore_torchkit.rl.advantages import (
     whitened,
 )
 from rlcore_torchkit.rl.covariance import HIGH_COVARIANCE, high_covariance
+from rlcore_torchkit.rl.endpoint_logprobs import EndpointReference
 from rlcore_torchkit.rl.episodes import with_episode_tokens
 from rlcore_torchkit.rl.loss_spec import policy_gradient_spec
 from rlcore_torchkit.rl.shaping import LIKELIHOOD_WEIGHTS, likelihood_weights, sums_to_go
@@ -38,11 +39,15 @@ class Grpo:
             "epsilon": config.advantage_epsilon,
         }
         self._kl_in_rewards = in_rewards
+        compares = in_rewards or spi.REFERENCE_LOGPROBS in self._loss.token_columns
+        endpoint = config.reference_endpoint
+        section = f"{config.section}.reference_endpoint"
+        self._endpoint = None if endpoint is None else EndpointReference(section, endpoint, context)
         self.needs = spi.AlgorithmNeeds(
             source="rollouts",
             previous_logprobs=self.config.previous_logprobs == "trainer",
-            reference_logprobs=in_rewards or spi.REFERENCE_LOGPROBS in self._loss.token_columns,
-            reference_logprobs_in_rollouts=in_rewards,
+            reference_logprobs=compares and endpoint is None,
+            reference_logprobs_in_rollouts=in_rewards and endpoint is None,
             entropy=self._loss.entropy != "none",
             min_samples_per_prompt=2 if config.compares_groups else 1,
             untruncated_sampling=True,
@@ -55,6 +60,8 @@ class Grpo:
         """One advantage an episode, in whatever number of sequences, or one a turn, the same for each of its loss tokens; one a
         token where the KL divergence from there on is taken off."""
         batch, turns = rollouts.batch, rollouts.turns
+        if self._endpoint is not None:
+            batch = self._endpoint.scored(batch)
         kl = kl_of_tokens(batch, self.config) if self._kl_in_rewards else None
         metrics = {} if kl is None else {"reward_kl": float(kl.sum() / max(batch.loss_mask.sum(), 1))}
         if self.config.advantage_per != "episode" and turns is not None:

@@ -6,10 +6,12 @@ from attrs import evolve, fields
 
 from rlcore.spi import CheckContext, Note, Problem
 from rlcore_grpo.config import GrpoConfig
+from rlcore_torchkit.rl.endpoint_config import endpoint_problems
 
 WITH_RATIO = ("clipped", "cispo", "sapo")
 """Objectives of a ratio that may be that of the sequence; the others have one of their own, or none."""
 OF_TOKENS = 'Set ratio to "token", or to "sequence_token", whose gradient is each token\'s own.'
+ENDPOINT = "algorithm.grpo.reference_endpoint"
 OF_GROUPS = ("std", "leave_one_out_std", "mean")
 """Normalisations by what a group's rewards are."""
 
@@ -24,6 +26,7 @@ def check(context: CheckContext, config: GrpoConfig) -> Sequence[Problem | Note]
         *_of_objective(config),
         *_of_importance(config),
         *_unused(config),
+        *([] if config.reference_endpoint is None else endpoint_problems(ENDPOINT, config.reference_endpoint)),
     )
     return [evolve(problem, path=problem.path.replace(GrpoConfig.section, config.section, 1)) for problem in found]
 
@@ -198,6 +201,7 @@ def _unused(config: GrpoConfig) -> Iterator[Problem]:
         "length_penalty_weight": (config.length_penalty != "none", "a length_penalty"),
         "length_penalty_buffer": (config.length_penalty == "soft_overlong", 'length_penalty = "soft_overlong"'),
         "kl_placement": (config.kl_coefficient > 0, "kl_coefficient above 0"),
+        "reference_endpoint": (config.kl_coefficient > 0, "kl_coefficient above 0"),
         "kl_gradient": (config.kl_placement == "loss", 'kl_placement = "loss": no gradient goes through a reward'),
         "kl_importance": (config.kl_coefficient > 0, "kl_coefficient above 0"),
         "kl_maximum": (config.kl_coefficient > 0 and config.kl_placement == "loss", "a KL term in the loss"),

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from attrs import field, frozen
 
 from rlcore.schema.constraints import Constraint, above, above_at_most, at_least_below
+from rlcore_torchkit.rl.endpoint_config import EndpointConfig
 from rlcore_torchkit.rl.loss_config import AdvantageNormalisation, Baseline, LossConfig
 
 _FINITE = Constraint("that is finite", math.isfinite)
@@ -56,6 +57,9 @@ class AdvantageConfig:
     """The place of the KL term, with a `kl_coefficient`. "loss": a term of the loss. "reward": subtract the sum over an
     episode's tokens from its reward, before rewards are compared; needs `advantage_normalisation = "none"`. "reward_to_go":
     subtract the sum from each token to the end of its sequence from the token's advantage."""
+    reference_endpoint: EndpointConfig | None = None
+    """The reference policy behind an endpoint, with a `kl_coefficient`; it has the policy's tokenizer. None: the trainer holds
+    the reference."""
 
     @property
     def compares(self) -> Literal["rewards", "turn_rewards", "reward_components"]:

@@ -7,6 +7,7 @@ from rlcore import spi
 from rlcore_ppo.config import PpoConfig
 from rlcore_ppo.loss import RETURNS
 from rlcore_torchkit.rl.advantages import whitened
+from rlcore_torchkit.rl.endpoint_logprobs import EndpointReference
 from rlcore_torchkit.rl.episodes import with_episode_tokens
 from rlcore_torchkit.rl.gae import explained_variance, generalized_advantages
 from rlcore_torchkit.rl.shaping import LIKELIHOOD_WEIGHTS, kl_estimates, likelihood_weights
@@ -20,7 +21,10 @@ class Ppo:
 
     def __init__(self, context: spi.AlgorithmContext, config: PpoConfig) -> None:
         self.config = config.resolved(context)
-        with_kl = config.kl_coefficient > 0
+        endpoint = config.reference_endpoint
+        section = "algorithm.ppo.reference_endpoint"
+        self._endpoint = None if endpoint is None else EndpointReference(section, endpoint, context)
+        with_kl = config.kl_coefficient > 0 and endpoint is None
         self.needs = spi.AlgorithmNeeds(
             source="rollouts",
             previous_logprobs=self.config.previous_logprobs == "trainer",
@@ -49,6 +53,8 @@ class Ppo:
         """Each generated token is a step: its value is that of the state before it, which the critic told after the token in
         front of it, whoever said that one. An episode in several sequences is one chain of steps."""
         batch, config = rollouts.batch, self.config
+        if self._endpoint is not None:
+            batch = self._endpoint.scored(batch)
         steps = np.flatnonzero(batch.loss_mask)
         num_steps = np.bincount(rollouts.episode_of, batch.loss_lengths, len(rollouts.first_sequences)).astype(np.int64)
         told = batch.token_columns[spi.VALUES].astype(np.float64)

@@ -6,6 +6,7 @@ from attrs import evolve, frozen
 
 from rlcore.schema.constraints import Constraint, Share, above, above_at_most, at_least
 from rlcore.spi import AlgorithmContext
+from rlcore_torchkit.rl.endpoint_config import EndpointConfig
 from rlcore_torchkit.rl.loss_config import KlEstimator
 
 _NOT_NEGATIVE = Constraint("of at least 0; inf never clips", lambda value: value >= 0)
@@ -47,6 +48,9 @@ class PpoConfig:
     0 needs no reference policy."""
     kl_estimator: KlEstimator = "k1"
     """Per-token estimator of that divergence (Schulman, "Approximating KL Divergence")."""
+    reference_endpoint: EndpointConfig | None = None
+    """The reference policy behind an endpoint, with a `kl_coefficient`; it has the policy's tokenizer. None: the trainer holds
+    the reference."""
     entropy_coefficient: Annotated[float, at_least(0)] = 0.0
     """Weight of an entropy bonus."""
     likelihood_coefficient: Annotated[float, at_least(0)] = 0.0

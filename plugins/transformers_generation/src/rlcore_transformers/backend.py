@@ -21,6 +21,7 @@ from rlcore_torchkit.huggingface.models import (
     load_model,
     standard_config,
 )
+from rlcore_torchkit.json_schema import guided_schema
 from rlcore_transformers.cache import SlotCache
 from rlcore_transformers.check import class_problems, model_problems
 from rlcore_transformers.class_forward import ClassDecoder
@@ -29,6 +30,7 @@ from rlcore_transformers.decoder import Decoder
 from rlcore_transformers.engine import Generation
 from rlcore_transformers.forward import FamilyDecoder
 from rlcore_transformers.jobs import Deliver
+from rlcore_transformers.schemas import SchemaMatcher, SchemaVocabulary
 from rlcore_transformers.stopping import StopStrings, load_tokenizer
 from rlcore_transformers.weights import HeldWeights
 
@@ -54,6 +56,8 @@ class TransformersBackend:
             self._bind()
         self._cache: SlotCache | None = None
         self._tokenizer: Any = None
+        self._vocabularies: dict[tuple[int, ...], SchemaVocabulary] = {}
+        """The vocabulary for schemas, by the tokens that end a sample."""
 
     @spi.hookimpl
     def generate(self, request: spi.GenerateRequest) -> spi.GenerateResult:
@@ -156,6 +160,7 @@ class TransformersBackend:
                 device=self._device,
                 weight_version=weight_version,
                 new_stop_strings=lambda strings: StopStrings(self._load_tokenizer(), strings),
+                new_matcher=self._new_matcher,
             )
             del cache
             yield generation
@@ -163,9 +168,20 @@ class TransformersBackend:
 
     def _add(self, generation: Generation, request: spi.GenerateRequest, deliver: Deliver) -> None:
         check_sampling(request.sampling)
+        if request.sampling.json_schema is not None:
+            guided_schema(request.sampling.json_schema)  # a wrong one fails here, and not among the samples of others
         limits = sample_limits(request, self._context.max_sequence_length, self._decoder.vocab_size)
         if len(limits):
             generation.add(request, limits, deliver)
+
+    def _new_matcher(self, sampling: spi.SamplingParams) -> SchemaMatcher:
+        """Return the matcher of one sample."""
+        assert sampling.json_schema is not None
+        vocabulary = self._vocabularies.get(sampling.stop_token_ids)
+        if vocabulary is None:
+            vocabulary = SchemaVocabulary(self._load_tokenizer(), self._decoder.vocab_size, sampling.stop_token_ids)
+            self._vocabularies[sampling.stop_token_ids] = vocabulary
+        return vocabulary.begin(sampling.json_schema)
 
     def _load_tokenizer(self) -> Any:
         if self._tokenizer is None:

@@ -15,6 +15,7 @@ from rlcore.spi import FinishReason, SamplingParams, TokenReader
 from rlcore.spi.arrays import BoolArray, Float32Array, Int64Array
 from rlcore_torchkit.generation import FinishedSample
 from rlcore_transformers.jobs import Job, Routing
+from rlcore_transformers.schemas import SchemaMatcher
 from rlcore_transformers.stopping import StopStrings
 
 Thing = TypeVar("Thing")
@@ -46,6 +47,8 @@ class Place:
     kind: Kind
     text: StopStrings | None
     """Looks for its stop strings; None where there are none."""
+    matcher: SchemaMatcher | None
+    """Says which tokens its schema allows; None without one."""
 
     @property
     def reader(self) -> TokenReader | None:
@@ -109,13 +112,29 @@ class BatchSlots:
             for drawn in (self._tokens, self._logprobs)
         )
 
-    def add(self, job: Job, samples: Int64Array, kind: Kind, texts: list[StopStrings | None]) -> None:
-        """Put samples of a request in the next places; `texts` look for their stop strings."""
+    @cached_property
+    def matchers(self) -> list[tuple[int, SchemaMatcher]]:
+        """The places whose samples have schemas."""
+        return [(number, place.matcher) for number, place in enumerate(self._taken) if place.matcher is not None]
+
+    def add(
+        self,
+        job: Job,
+        samples: Int64Array,
+        kind: Kind,
+        texts: list[StopStrings | None],
+        matchers: Sequence[SchemaMatcher | None],
+    ) -> None:
+        """Put samples of a request in the next places; `texts` look for their stop strings, and `matchers` follow their
+        schemas."""
         lengths = job.prompt_lengths[samples // job.request.num_samples]
         added = (job.request.seeds[samples], lengths, job.limits[samples], lengths)
         for name, values in zip(self._BY_PLACE, added, strict=True):
             setattr(self, name, np.concatenate([getattr(self, name), values]))
-        new = [Place(job, sample, kind, text) for sample, text in zip(samples.tolist(), texts, strict=True)]
+        new = [
+            Place(job, sample, kind, text, matcher)
+            for sample, text, matcher in zip(samples.tolist(), texts, matchers, strict=True)
+        ]
         self._change(self._taken + new)
 
     def write(self, first: int, tokens: Int64Array, logprobs: Float32Array) -> BoolArray:
@@ -157,6 +176,7 @@ class BatchSlots:
         self.__dict__.pop("kinds", None)
         self.__dict__.pop("routings", None)
         self.__dict__.pop("readers", None)
+        self.__dict__.pop("matchers", None)
 
 
 def _by_identity(values: Sequence[Thing]) -> list[tuple[Thing, Int64Array | slice]]:

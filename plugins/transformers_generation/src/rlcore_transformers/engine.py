@@ -21,11 +21,14 @@ from rlcore_transformers.batch_slots import BatchSlots, Kind
 from rlcore_transformers.cache import SlotCache
 from rlcore_transformers.decoder import Decoder
 from rlcore_transformers.jobs import Deliver, Job, Prefilled, Routing, hand_out
-from rlcore_transformers.sampling import position_keys, sample_tokens, top_logprobs
+from rlcore_transformers.sampling import position_keys, sample_tokens, token_logprobs, top_logprobs
+from rlcore_transformers.schemas import SchemaMatcher
 from rlcore_transformers.stopping import StopStrings
 
 Kinds: TypeAlias = Sequence[tuple[Kind, Int64Array | slice]]
 """Kinds of sampling, with the rows of each."""
+SCORED_TOKENS = 512
+"""Prompt tokens whose logits are in memory at once."""
 
 
 class Generation:
@@ -42,6 +45,7 @@ class Generation:
         max_length: int,
         weight_version: int,
         new_stop_strings: Callable[[tuple[str, ...]], StopStrings],
+        new_matcher: Callable[[SamplingParams], SchemaMatcher],
     ) -> None:
         """`cache` is replaced where it is too small; no sequence is longer than `max_length`."""
         self._decoder = decoder
@@ -52,6 +56,7 @@ class Generation:
         self._max_length = max_length
         self._weight_version = weight_version
         self._new_stop_strings = new_stop_strings
+        self._new_matcher = new_matcher
         self._queue: deque[Job] = deque()
         """Requests of which a sample has no place yet."""
         self._num_left = 0
@@ -130,9 +135,11 @@ class Generation:
         job.prefilled = rest if len(rest.samples) else None
         rows = torch.from_numpy(taken.rows).to(self._device)
         self.cache.fill(first, taken.attention, rows)
-        kind, strings = self._kinds[job.request.sampling], job.request.sampling.stop_strings
+        sampling = job.request.sampling
+        kind, strings = self._kinds[sampling], sampling.stop_strings
         texts = [self._new_stop_strings(strings) if strings else None for _ in taken.samples]
-        self._slots.add(job, taken.samples, kind, texts)
+        matchers = [None if sampling.json_schema is None else self._new_matcher(sampling) for _ in taken.samples]
+        self._slots.add(job, taken.samples, kind, texts, matchers)
         self._draw(taken.logits[rows], first, [(kind, slice(None))])
 
     def _prefill(self, job: Job) -> Prefilled:
@@ -151,6 +158,7 @@ class Generation:
         hidden = self._decoder.forward(torch.from_numpy(tokens).to(self._device).flatten(), positions, attention, routed)
         if job.routing is not None and routed is not None:
             job.routing.add_prompts(prompts, routed.unflatten(0, tokens.shape).cpu().numpy())
+        self._tell_of_prompts(job, prompts, hidden.unflatten(0, tokens.shape))
         lasts = np.arange(len(prompts)) * longest + job.prompt_lengths[prompts] - 1
         num_samples = job.request.num_samples
         return Prefilled(
@@ -159,6 +167,18 @@ class Generation:
             rows=np.repeat(np.arange(len(prompts)), num_samples),
             samples=(prompts[:, None] * num_samples + np.arange(num_samples)).flatten(),
         )
+
+    def _tell_of_prompts(self, job: Job, prompts: Int64Array, hidden: Tensor) -> None:
+        """Give the log-probabilities of these prompts, hidden [prompts, length, H], to the readers that want them."""
+        num_samples = job.request.num_samples
+        for row, prompt in enumerate(prompts.tolist()):
+            tokens = torch.from_numpy(job.request.prompts.sequence(prompt)[1:].astype(np.int64)).to(self._device)
+            for sample in range(prompt * num_samples, (prompt + 1) * num_samples):
+                reader = job.reader_of(sample)
+                if reader is not None and reader.on_prompt is not None:
+                    parts = zip(hidden[row, : len(tokens)].split(SCORED_TOKENS), tokens.split(SCORED_TOKENS), strict=True)
+                    rows = [token_logprobs(self._decoder.logits(one), found, reader.num_logprobs or 0) for one, found in parts]
+                    reader.on_prompt([entry for part in rows for entry in part])
 
     def _decode(self) -> None:
         """One more token in every place."""
@@ -183,6 +203,7 @@ class Generation:
     def _draw(self, logits: Tensor, first: int, kinds: Kinds) -> None:
         """Draw a token from each row of logits, for the places from `first` on, and hand out the samples that end."""
         places = slice(first, first + len(logits))
+        logits = self._constrained(logits, first)
         keys = torch.from_numpy(position_keys(self._slots.seeds[places], self._slots.positions[places])).to(self._device)
         drawn, drawn_logprobs, kept = _sample(logits, keys, kinds)
         tokens, logprobs = drawn.cpu().numpy(), drawn_logprobs.cpu().numpy()
@@ -190,6 +211,9 @@ class Generation:
             broken = self._slots[first + int(np.isfinite(logprobs).argmin())].sample
             raise NonFiniteError(f"sample {broken}: found a log-probability that is NaN or infinite; are the weights finite?")
         self._note_kept(kept, first, kinds)
+        for number, matcher in self._slots.matchers:
+            if number >= first:
+                matcher.take(int(tokens[number - first]))
         self._last = torch.cat((self._last, drawn))
         full = self._slots.write(first, tokens, logprobs)
         self._tell_readers(logits, drawn, first)
@@ -197,6 +221,16 @@ class Generation:
         ended = np.flatnonzero(stopped | full)
         reasons = np.where(stopped, FinishReason.STOP, FinishReason.LENGTH)[ended].tolist()
         self._hand_out_ended({first + row: FinishReason(reason) for row, reason in zip(ended.tolist(), reasons, strict=True)})
+
+    def _constrained(self, logits: Tensor, first: int) -> Tensor:
+        """Return logits [rows, V] for the places from `first` on, -inf at tokens that schemas forbid."""
+        matchers = [(number - first, matcher) for number, matcher in self._slots.matchers if number >= first]
+        if not matchers:
+            return logits
+        allowed = np.ones(logits.shape, np.bool_)
+        for row, matcher in matchers:
+            allowed[row] = matcher.allowed()
+        return logits.masked_fill(torch.from_numpy(~allowed).to(self._device), -torch.inf)
 
     def _hand_out_ended(self, reasons: Mapping[int, FinishReason]) -> None:
         """Hand out the samples in these places, and free the places."""

@@ -1,6 +1,7 @@
 """The entry point: describes the generator without importing torch."""
 
 from rlcore.spi import Provider, capabilities
+from rlcore_torchkit.json_schema import STRUCTURED_OUTPUT
 from rlcore_torchkit.requirements import missing_requirement
 from rlcore_transformers.config import TransformersConfig
 
@@ -10,8 +11,10 @@ PROVIDER = Provider(
     priority=20,
     capabilities={
         *capabilities.SAMPLING,
+        *STRUCTURED_OUTPUT,
         capabilities.CONTINUOUS,
         capabilities.TOKEN_STREAMING,
+        capabilities.PROMPT_LOGPROBS,
         capabilities.ROUTED_EXPERTS,
         capabilities.SAMPLING_MASK,
         capabilities.OWN_WEIGHTS,

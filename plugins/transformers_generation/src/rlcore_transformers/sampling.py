@@ -22,7 +22,8 @@ def position_keys(seeds: Int64Array, positions: Int64Array) -> Int32Array:
 
 def sample_tokens(logits: Tensor, keys: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor, Tensor | None]:
     """Tokens int64 [B] and their log-probabilities float32 [B], from logits [B, V] and keys int32 [B] of position_keys; and
-    bool [B, V] what they were chosen among, None where that is the whole vocabulary.
+    bool [B, V] what they were chosen among, None where that is the whole vocabulary. Logits of tokens that a schema forbids are
+    -inf.
 
     An exponential race: token v wins where p_v / E_v is largest, with E_v an exponential variate of (key, v). Logits that
     differ by rounding alone almost never change the winner, whatever V is; a walk along cumulated probabilities would move with
@@ -37,7 +38,8 @@ def sample_tokens(logits: Tensor, keys: Tensor, sampling: SamplingParams) -> tup
     if truncates:
         probabilities = truncate(probabilities, sampling.top_k, sampling.top_p)
     tokens = (probabilities / exponentials(keys, logits.shape[-1])).argmax(-1)
-    return tokens, _pick(probabilities, tokens).log(), probabilities > 0 if truncates else None
+    is_whole = not truncates and sampling.json_schema is None
+    return tokens, _pick(probabilities, tokens).log(), None if is_whole else probabilities > 0
 
 
 def top_logprobs(logits: Tensor, token: Tensor, sampling: SamplingParams, reader: TokenReader) -> dict[int, float]:
@@ -51,6 +53,15 @@ def top_logprobs(logits: Tensor, token: Tensor, sampling: SamplingParams, reader
     count = min(reader.num_logprobs or 0, int((probabilities > 0).sum()))
     chosen = torch.cat((token[None], probabilities.topk(count).indices))
     return dict(zip(chosen.tolist(), probabilities[chosen].log().tolist(), strict=True))
+
+
+def token_logprobs(logits: Tensor, tokens: Tensor, num_logprobs: int) -> list[dict[int, float]]:
+    """Log-probabilities at temperature 1 of tokens int64 [B] and of the `num_logprobs` most probable ones, given logits
+    [B, V]: by token, of each row."""
+    logprobs = logits.float().log_softmax(-1)
+    chosen = torch.cat((tokens[:, None], logprobs.topk(min(num_logprobs, logprobs.shape[-1])).indices), dim=1)
+    values = logprobs.gather(1, chosen).tolist()
+    return [dict(zip(row, found, strict=True)) for row, found in zip(chosen.tolist(), values, strict=True)]
 
 
 def truncate(probabilities: Tensor, top_k: int, top_p: float) -> Tensor:

@@ -4,6 +4,7 @@ from operator import attrgetter
 
 from rlcore.spi import ChannelProvider, Provider, capabilities
 from rlcore_torchkit.huggingface.batch_invariance import SHARED_KERNELS
+from rlcore_torchkit.json_schema import STRUCTURED_OUTPUT
 from rlcore_vllm.setup.config import ROUNDING_ARGUMENTS, VllmConfig
 from rlcore_vllm.setup.requirements import meant_for, unavailable
 from rlcore_vllm.setup.speculation import lost_capabilities
@@ -45,11 +46,13 @@ PROVIDER = Provider(
     priority=80,
     capabilities={
         *capabilities.SAMPLING,
+        *STRUCTURED_OUTPUT,
         capabilities.RESIDENCY,
         capabilities.DISCARD_WEIGHTS,
         capabilities.STREAMING,
         capabilities.CONTINUOUS,
         capabilities.TOKEN_STREAMING,
+        capabilities.PROMPT_LOGPROBS,
         capabilities.IN_FLIGHT_REFIT,
         capabilities.SAMPLING_MASK,
         capabilities.IMAGES,

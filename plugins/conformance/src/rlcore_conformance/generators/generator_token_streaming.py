@@ -1,6 +1,7 @@
 """Checks of readers, which get tokens as a generator samples them and may end a sample."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from rlcore_conformance.generators.generator_fixtures import (
     assert_same_samples,
     samples_of,
 )
-from rlcore_conformance.references.reference import ReferencePolicy, sampling_distribution
+from rlcore_conformance.references.reference import ReferencePolicy, log_softmax, sampling_distribution
 
 NUM_LOGPROBS = 3
 CASES = {
@@ -50,6 +51,37 @@ class Reading:
 
 class GeneratorTokenStreaming(GeneratorFixtures):
     """GenerateRequest.readers."""
+
+    @pytest.mark.parametrize("name", CASES)
+    def test_readers_get_their_prompts_logprobs(
+        self, generator: GeneratorUnderTest, policy: ReferencePolicy, question: Question, name: str
+    ) -> None:
+        """Log-probabilities of every prompt token but the first are those of the whole distribution at temperature 1, however
+        samples are drawn; the most probable tokens are among them. Asking changes no sample."""
+        generator.require(capabilities.PROMPT_LOGPROBS)
+        sampling, needed = CASES[name]
+        for capability in needed:
+            generator.require(capability)
+        found: dict[int, Sequence[Mapping[int, float]]] = {}
+        readers = [
+            TokenReader(num_logprobs=NUM_LOGPROBS, on_prompt=partial(found.__setitem__, number)) if number % 2 else None
+            for number in range(len(question.seeds))
+        ]
+        result = generator.handle.generate(question.request(sampling, 0, readers=readers))
+        if generator.handle.has(capabilities.PER_SAMPLE_SEEDS):
+            plain = generator.generate(question, 0, sampling)
+            assert_same_samples(result, plain, range(len(question.seeds)), generator.tolerance)
+        assert sorted(found) == list(range(1, len(question.seeds), 2))
+        for number, rows in found.items():
+            prompt = question.prompts.sequence(number // question.num_samples)
+            table = log_softmax(policy.logits(prompt))[:-1] if len(prompt) > 1 else np.zeros((0, 1))
+            assert len(rows) == len(prompt) - 1, f"sample {number}: found {len(rows)} rows for a prompt of {len(prompt)} tokens"
+            for place, row in enumerate(rows):
+                most = set(np.argsort(-table[place])[: NUM_LOGPROBS - 1].tolist())
+                assert {int(prompt[place + 1])} | most <= set(row), f"sample {number}, token {place + 1}: found {sorted(row)}"
+                for token, logprob in row.items():
+                    off = abs(logprob - table[place][token])
+                    assert off <= generator.tolerance, f"sample {number}, token {place + 1}: off by {off:.3g}"
 
     @pytest.mark.parametrize("name", CASES)
     def test_readers_get_the_tokens_of_their_samples(

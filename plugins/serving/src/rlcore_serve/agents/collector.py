@@ -31,7 +31,9 @@ _SAMPLING = (
     spi.capabilities.TOP_K,
     spi.capabilities.TOP_P,
     spi.capabilities.STOP_STRINGS,
+    spi.capabilities.STRUCTURED_OUTPUT,
     spi.capabilities.TOKEN_STREAMING,
+    spi.capabilities.PROMPT_LOGPROBS,
 )
 
 
@@ -43,6 +45,8 @@ class AgentSampler(StepSampler[AgentGroup]):
     """Builds the server of its sessions."""
     max_sequence_length: int
     history: Literal["segment", "refuse"]
+    trains: bool
+    """True where a run trains on the samples."""
 
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> AgentGroups:
         """See StepSampler."""
@@ -62,6 +66,7 @@ class AgentSampler(StepSampler[AgentGroup]):
             parse_tool_calls=tools.parse,
             tool_form=tools.form,
             shows_tools=tools.is_in_template,
+            keeps_kept=self.sampling_mask or not self.trains,
             note=self.progress.note,
         )
         return AgentGroups(
@@ -131,6 +136,7 @@ class AgentCollector(EpisodeCollector):
             server=session_server,
             max_sequence_length=rollout.max_sequence_length,
             history="refuse" if rollout.history == "refuse" else "segment",
+            trains=split == "train",
             **parts,
         )
 

@@ -56,6 +56,7 @@ class EpisodeServer:
             parse=context.parse_tool_calls,
             tool_form=context.tool_form,
             shows_tools=context.shows_tools,
+            keeps_kept=context.keeps_kept,
             note=context.note,
         )
         self._sessions = Sessions()

@@ -33,6 +33,8 @@ class SampleRequest:
     """TokenReader.on_tokens of the sample, where the generator has the capability `token_streaming`."""
     num_logprobs: int | None = None
     """TokenReader.num_logprobs of it."""
+    on_prompt: Callable[[Sequence[Mapping[int, float]]], None] | None = None
+    """TokenReader.on_prompt of it."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -86,6 +88,8 @@ class SessionContext:
     """The name of the form that `parse_tool_calls` reads."""
     shows_tools: bool = True
     """False where the chat template reads no tools, so that the conversation's text describes them."""
+    keeps_kept: bool = False
+    """True where samples say what their tokens were chosen among, or where nothing trains on them."""
     note: Callable[[str], None]
     """Tells the user something, from any thread."""
 

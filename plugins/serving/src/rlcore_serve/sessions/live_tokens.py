@@ -19,15 +19,24 @@ class LiveTokens:
     def __init__(self, num_samples: int) -> None:
         self.tokens: list[list[int]] = [[] for _ in range(num_samples)]
         self.logprobs: list[list[Logprobs]] = [[] for _ in range(num_samples)]
+        self.prompt: Sequence[Logprobs] | None = None
+        """Log-probabilities of the prompt's tokens from the second on; None until they have come."""
         self._changed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
-    def read_by(self, wanted: Sequence[SampleRequest], num_logprobs: int | None) -> list[SampleRequest]:
-        """Return the requests of the S samples, whose tokens come here."""
-        return [
+    def read_by(
+        self, wanted: Sequence[SampleRequest], num_logprobs: int | None, num_of_prompt: int | None = None
+    ) -> list[SampleRequest]:
+        """Return the requests of the S samples, whose tokens come here; with `num_of_prompt`, the log-probabilities of the
+        prompt's tokens and of so many most probable ones come with the first sample."""
+        read = [
             evolve(one, on_tokens=partial(self._from_thread, number), num_logprobs=num_logprobs)
             for number, one in enumerate(wanted)
         ]
+        if num_of_prompt is not None:
+            most = max(num_of_prompt, num_logprobs or 0)
+            read[0] = evolve(read[0], num_logprobs=most, on_prompt=partial(setattr, self, "prompt"))
+        return read
 
     async def changed(self) -> None:
         """Wait until tokens have come since the last call."""

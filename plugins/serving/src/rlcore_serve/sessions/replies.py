@@ -15,6 +15,9 @@ from rlcore_serve.sessions.live_text import REPLACEMENT, Piece
 from rlcore_serve.sessions.requests import AnswerRequest
 from rlcore_serve.sessions.served_model import REASONING, Answered, Choice, assistant_message
 
+LEAST_LOGPROB = -9999.0
+"""JSON has no -inf; vLLM's server says this."""
+
 
 @frozen(kw_only=True, eq=False)
 class Logprob:
@@ -68,6 +71,9 @@ class Reply:
     def whole(self, answered: Answered) -> dict[str, Any]:
         """Return the reply as one JSON object."""
         choices = [self._choice(number, choice) for number, choice in enumerate(answered.choices)]
+        if answered.prompt_logprobs is not None:
+            scored = self._prompt_logprobs(answered.prompt_logprobs)
+            choices = [{**choice, "prompt_logprobs": scored} for choice in choices]
         return {**self._head(""), **self._prompt_of(is_chat=True), "choices": choices, "usage": self._usage(answered)}
 
     def more(
@@ -161,6 +167,25 @@ class Reply:
             "logprobs": None if found is None else {"content": found},
             "finish_reason": "tool_calls" if choice.tool_calls else reason,
         }
+
+    def _prompt_logprobs(self, rows: Sequence[Mapping[int, float]]) -> list[dict[str, Any] | None]:
+        """Return vLLM's entries of the prompt's tokens, of which the first has none. A token that is not among the most
+        probable ones has the rank None."""
+        entries: list[dict[str, Any] | None] = [None]
+        for token, row in zip(self.prompt[1:].tolist(), rows, strict=True):
+            most = [one for one, _ in _most(Logprob(token=token, logprob=row[token], top=row), len(row))]
+            ranks = {one: rank for rank, one in enumerate(most[: self.request.prompt_logprobs], start=1)}
+            entries.append(
+                {
+                    str(one): {
+                        "logprob": max(row[one], LEAST_LOGPROB),
+                        "rank": ranks.get(one),
+                        "decoded_token": self.tokenizer.show([one]),
+                    }
+                    for one in dict.fromkeys((token, *ranks))
+                }
+            )
+        return entries
 
     def _text_logprobs(self, logprobs: Sequence[Logprob]) -> dict[str, Any]:
         shown = [self.tokenizer.show([one.token]) for one in logprobs]

@@ -40,12 +40,15 @@ def names_function(choice: Any) -> bool:
     return is_function and isinstance(choice.get("function", choice), dict)
 
 
-def _asks_for_text(text: Any) -> bool:
-    """Return whether a `text` asks for plain text, with or without a `verbosity`."""
-    return isinstance(text, dict) and not text.keys() - {"format", "verbosity"} and text.get("format") in _TEXT_FORMATS
+def _has_verbosity(text: Any) -> bool:
+    return isinstance(text, dict) and not text.keys() - {"format", "verbosity"}
 
 
-_TEXT_FORMATS = (None, {"type": "text"})
+def _is_format(text: Any) -> bool:
+    """Return whether a `text` has nothing but a `format`."""
+    return isinstance(text, dict) and not text.keys() - {"format"}
+
+
 _READ = Key()
 _NO_EFFECT = Key()
 """A key whose values change no answer."""
@@ -125,12 +128,12 @@ KEYS: Mapping[Api, Mapping[str, Key]] = {
         "modalities": Key(only=(["text"],)),
         "prediction": _NO_EFFECT,
         "reasoning_effort": _HINT,
-        "response_format": Key(only=({"type": "text"},)),
+        "response_format": _READ,
         "top_logprobs": _READ,
         "verbosity": _HINT,
         "web_search_options": Key(only=(), why="since this server searches nothing"),
     },
-    "completions": {**_ALL, **_SAMPLED, "prompt": _READ, "suffix": Key(only=("",))},
+    "completions": {**_ALL, **_SAMPLED, "prompt": _READ, "prompt_logprobs": _READ, "suffix": Key(only=("",))},
     "responses": {
         **_ALL,
         **_TOOLS,
@@ -150,7 +153,12 @@ KEYS: Mapping[Api, Mapping[str, Key]] = {
         "reasoning": Key(only=(), why="but an object", passed_over=lambda value: isinstance(value, dict), note=_HINT.note),
         "stream": _READ,
         "stream_options": _NO_EFFECT,
-        "text": Key(only=({"format": {"type": "text"}}, {}), passed_over=_asks_for_text, note=f"of verbosity: {_HINT.note}"),
+        "text": Key(
+            only=({"format": {"type": "text"}}, {}),
+            read=_is_format,
+            passed_over=_has_verbosity,
+            note=f"of verbosity: {_HINT.note}",
+        ),
         "top_logprobs": _READ,
         "truncation": Key(
             only=("disabled",),

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 from attrs import evolve, field, frozen
 
-from rlcore.spi import DataError, Message, SamplingParams
+from rlcore.spi import DataError, Message, SamplingParams, capabilities
 from rlcore.spi.arrays import Int32Array
 from rlcore_serve.sessions.bounds import require_bounded
 from rlcore_serve.sessions.errors import RequestError, bad_request
 from rlcore_serve.sessions.request_keys import looked_up, names_function, shown
+from rlcore_serve.sessions.response_formats import format_fault, json_schema_of
 from rlcore_text.chats.images import image_parts
 from rlcore_text.chats.messages import read_message, read_messages, read_tools
 
@@ -42,6 +43,8 @@ class AnswerRequest:
     logprobs: bool
     top_logprobs: int = 0
     """Most probable tokens to report beside each token."""
+    prompt_logprobs: int | None = None
+    """Most probable tokens to report beside each token of a completion's prompt; None without log-probabilities of it."""
     return_token_ids: bool = False
     """True where the reply has the tokens of prompt and answers too."""
     record: bool = True
@@ -57,6 +60,19 @@ class AnswerRequest:
     """The prompt of a completion: text, or int32 [length]; None in a chat."""
     notes: Mapping[str, str] = field(factory=dict)
     """Notes on keys that the server takes and ignores, by key."""
+
+    def needs(self) -> list[str]:
+        """Return the capabilities that a generator needs for the answers."""
+        sampling = self.sampling
+        needed = {
+            capabilities.TOP_P: sampling.top_p < 1.0,
+            capabilities.TOP_K: sampling.top_k > 0,
+            capabilities.STOP_STRINGS: bool(sampling.stop_strings),
+            capabilities.TOKEN_STREAMING: self.top_logprobs > (0 if self.prompt is None else 1),
+            capabilities.PROMPT_LOGPROBS: self.prompt_logprobs is not None,
+            capabilities.STRUCTURED_OUTPUT: sampling.json_schema is not None,
+        }
+        return [name for name, is_needed in needed.items() if is_needed]
 
 
 def read_request(body: object, default: SamplingParams, *, is_chat: bool) -> AnswerRequest:
@@ -78,10 +94,13 @@ def read_request(body: object, default: SamplingParams, *, is_chat: bool) -> Ans
     )
     chooses = sampling != default
     ends = () if values.get("ignore_eos") else default.stop_token_ids
+    schema = json_schema_of(values.get("response_format"))
     sampling = evolve(
         sampling,
+        json_schema=schema,
         stop_token_ids=tuple(dict.fromkeys((*ends, *values.get("stop_token_ids", ())))),
-        stop_strings=(*default.stop_strings, *((stop,) if isinstance(stop, str) else stop)),
+        # A schema ends its text by itself, which a stop string would cut.
+        stop_strings=() if schema is not None else (*default.stop_strings, *((stop,) if isinstance(stop, str) else stop)),
     )
     tools = () if values.get("tool_choice") == "none" else read_tools(values.get("tools"))
     return AnswerRequest(
@@ -95,6 +114,7 @@ def read_request(body: object, default: SamplingParams, *, is_chat: bool) -> Ans
         include_usage=bool(dict(values.get("stream_options", {})).get("include_usage")),
         logprobs=values.get("logprobs") is not None and values["logprobs"] is not False,
         top_logprobs=values.get("top_logprobs", 0) if is_chat else int(values.get("logprobs", 0)),
+        prompt_logprobs=values.get("prompt_logprobs"),
         return_token_ids=values.get("return_token_ids", False),
         record=values.get("record", True),
         messages=tuple(read_messages(values["messages"], keeps_unreadable=True)) if is_chat else (),
@@ -197,6 +217,7 @@ def _wrong_messages(values: Mapping[str, Any]) -> Iterator[str]:
                 yield f"messages[{number}]: found an image; expected parts of text alone"
         except DataError as error:
             yield f"messages[{number}]: found one {error}"
+    yield from _wrong_format(values)
     choice: Any = values.get("tool_choice")
     if names_function(choice):
         name, known = choice.get("function", choice).get("name"), map(tool_name, tools if isinstance(tools, list) else ())
@@ -214,6 +235,21 @@ def _wrong_messages(values: Mapping[str, Any]) -> Iterator[str]:
             yield f"tools[{number}]: found {error}"
 
 
+def _wrong_format(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with a `response_format`, alone and beside keys that leave its answer no room."""
+    response_format = values.get("response_format")
+    fault = None if response_format is None else format_fault(response_format)
+    if fault is not None:
+        yield f"response_format: {fault}"
+    elif json_schema_of(response_format) is not None:
+        if values.get("tools") and values.get("tool_choice") != "none":
+            yield 'response_format: found one beside tools; expected tool_choice "none": a call is no text of the format'
+        if values.get("stop"):
+            yield f"stop: found {shown(values['stop'])}; expected none beside a response_format, which ends the answer"
+        if values.get("ignore_eos"):
+            yield "ignore_eos: found true; expected false beside a response_format, whose answer a stop token ends"
+
+
 def tool_name(tool: object) -> object:
     """Return the name of a tool in the form of a chat or of the Responses API; None where it has none."""
     function = tool.get("function", tool) if isinstance(tool, dict) else None
@@ -221,6 +257,11 @@ def tool_name(tool: object) -> object:
 
 
 def _wrong_prompt(values: Mapping[str, Any]) -> Iterator[str]:
+    wanted = values.get("prompt_logprobs", 0)
+    if type(wanted) is not int or not 0 <= wanted <= MAX_TOP_LOGPROBS:
+        yield f"prompt_logprobs: found {shown(wanted)}; expected a whole number from 0 to {MAX_TOP_LOGPROBS}"
+    if "prompt_logprobs" in values and values.get("stream") is True:
+        yield "prompt_logprobs: found some of a stream; expected none, or stream = false"
     prompt = values.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]

@@ -10,6 +10,7 @@ from rlcore_serve.sessions.bounds import require_bounded
 from rlcore_serve.sessions.errors import RequestError
 from rlcore_serve.sessions.request_keys import IN_CHAT, INCLUDED, looked_up, shown
 from rlcore_serve.sessions.requests import AnswerRequest, read_as_chat
+from rlcore_serve.sessions.response_formats import as_chat, format_fault
 from rlcore_serve.sessions.response_reply import FIRST_CALL
 from rlcore_text.chats.messages import has_value
 
@@ -42,7 +43,12 @@ def read_response_request(body: object, default: SamplingParams) -> AnswerReques
     problems += read.take_all(values)
     if type(values.get("max_output_tokens")) is int:
         chat["max_completion_tokens"] = max(values["max_output_tokens"], 1)
-    included = values.get("include", [])
+    text, included = values.get("text"), values.get("include", [])
+    if isinstance(text, dict) and text.get("format") is not None:
+        chat["response_format"] = as_chat(text["format"])
+        if (fault := format_fault(chat["response_format"])) is not None:
+            del chat["response_format"]
+            problems.append(f"text: {fault} as its format")
     chat |= {"messages": read.messages or [{"role": "user", "content": ""}]}
     chat["logprobs"] = bool(values.get("top_logprobs")) or (isinstance(included, list) and _LOGPROBS in included)
     tools = values.get("tools", [])

@@ -40,6 +40,11 @@ class SessionSampler:
             if sampled is None:
                 return None
             sampled = until_stop([part.tokens for part in said], sampled, self._decode)
+            if sampled.finish_reason is FinishReason.ABORTED and request.sampling.json_schema is not None:
+                if request.on_tokens is not None:
+                    return None  # its client has read some of the tokens
+                said = []  # a schema begins with its sample, so that a part of one cannot go on
+                continue
             said.append(sampled)
             if sampled.finish_reason is not FinishReason.ABORTED:
                 return self._joined(said)
@@ -87,6 +92,7 @@ class SessionSampler:
         return TokenReader(
             on_tokens=lambda first, tokens, logprobs: on_tokens(num_said + first, tokens, logprobs),
             num_logprobs=request.num_logprobs,
+            on_prompt=None if num_said else request.on_prompt,
         )
 
     def give_up(self, session: int) -> None:

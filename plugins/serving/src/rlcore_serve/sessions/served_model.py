@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from attrs import evolve, field, frozen
 
-from rlcore.spi import ChatTokenizer, DataError, FinishReason, Message, ParseToolCalls, SamplingParams, ToolCall, capabilities
+from rlcore.spi import ChatTokenizer, DataError, FinishReason, Message, ParseToolCalls, SamplingParams, ToolCall
 from rlcore.spi.arrays import Int32Array
 from rlcore.thoughts import MARK_TOKENS, opened_thought
 from rlcore_serve.sessions.errors import RequestError
@@ -18,6 +18,7 @@ from rlcore_serve.sessions.live_tokens import LiveTokens
 from rlcore_serve.sessions.off_loop import off_loop
 from rlcore_serve.sessions.record import Answer, conversation_keys
 from rlcore_serve.sessions.requests import AnswerRequest
+from rlcore_serve.sessions.response_formats import require_no_thought, require_schema
 from rlcore_serve.sessions.session import Session
 from rlcore_text.chats.conversation import Conversation, RewritingTemplateError
 from rlcore_text.chats.long_texts import shortened
@@ -54,6 +55,8 @@ class Answered:
     prompt: Int32Array
     """int32 [length]"""
     choices: Sequence[Choice]
+    prompt_logprobs: Sequence[Mapping[int, float]] | None = None
+    """Log-probabilities of the prompt's tokens from the second on, where the request asks for them."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -107,6 +110,8 @@ class ServedModel:
     """The name of the form that `parse` reads."""
     shows_tools: bool = True
     """False where the chat template reads no tools, so that the conversation's text describes them."""
+    keeps_kept: bool = False
+    """See SessionContext."""
 
     note: Callable[[str], None] = lambda text: None  # noqa: ARG005
     """Logs a note on a key that has no effect. Called from any thread."""
@@ -128,6 +133,7 @@ class ServedModel:
             raise RequestError(400, f"tools: found some; expected {expected}. rollout.tool_parser names another")
         prompt = self._chat_prompt(session, request) if request.prompt is None else self._text_prompt(session, request.prompt)
         mark = opened_thought(self.tokenizer.show(prompt.tokens()[-MARK_TOKENS:].tolist()))
+        require_no_thought(sampling, mark)
         if request.forced is not None:
             prompt = self._forced(
                 prompt, request.forced or (request.tools[0]["function"]["name"] if len(request.tools) == 1 else ""), mark
@@ -155,7 +161,7 @@ class ServedModel:
         """Return `n` samples, whose tokens `live` gets as they come. RequestError where there are none."""
         request, wanted = prepared.request, prepared.wanted
         if live is not None:
-            wanted = live.read_by(wanted, request.top_logprobs if request.logprobs else None)
+            wanted = live.read_by(wanted, request.top_logprobs if request.logprobs else None, request.prompt_logprobs)
         found = await asyncio.gather(*(self.sampler.sample(one) for one in wanted))
         samples = [sample for sample in found if sample is not None]
         if len(samples) < len(found):
@@ -165,8 +171,10 @@ class ServedModel:
 
     async def answer(self, session: Session, prepared: Prepared) -> Answered:
         """Return `n` answers, and record them in the session if the request wants it. RequestError where there is none."""
-        live = LiveTokens(prepared.request.n) if prepared.request.top_logprobs else None
-        return await self.settle(session, prepared, await self.sample(session, prepared, live), live)
+        request = prepared.request
+        live = LiveTokens(request.n) if request.top_logprobs or request.prompt_logprobs is not None else None
+        answered = await self.settle(session, prepared, await self.sample(session, prepared, live), live)
+        return evolve(answered, prompt_logprobs=None if live is None else live.prompt)
 
     async def settle(
         self, session: Session, prepared: Prepared, samples: Sequence[Sample], live: LiveTokens | None = None
@@ -208,15 +216,12 @@ class ServedModel:
         if session.sampling is not None and request.chooses_distribution:
             found, expected = _distribution(sampling), _distribution(session.sampling)
             raise RequestError(400, f"found {found}; expected {expected}, which the recipe sets: leave them out")
-        lacking = {
-            capabilities.TOP_P: sampling.top_p < 1.0,
-            capabilities.TOP_K: sampling.top_k > 0,
-            capabilities.STOP_STRINGS: bool(sampling.stop_strings),
-            capabilities.TOKEN_STREAMING: request.top_logprobs > (0 if request.prompt is None else 1),
-        }
-        refused = [name for name, is_wanted in lacking.items() if is_wanted and name not in self.capabilities]
+        refused = [name for name in request.needs() if name not in self.capabilities]
         if refused:
             raise RequestError(400, f"found a request that needs {', '.join(refused)}, which the generator cannot do")
+        if sampling.json_schema is not None:
+            is_trained = session.record is not None and request.record
+            require_schema(sampling, self.tokenizer, has_masks=self.keeps_kept or not is_trained)
         return sampling
 
     def _max_tokens(self, session: Session, request: AnswerRequest, num_prompt_tokens: int) -> int:

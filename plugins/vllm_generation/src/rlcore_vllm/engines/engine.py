@@ -6,8 +6,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
-from math import inf
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from rlcore.spi import ContractError, DraftCounts, RlcoreError, WorkerError
@@ -16,6 +15,7 @@ from rlcore_vllm.engines import residency, versions
 from rlcore_vllm.engines.draft_counter import DraftCounter
 from rlcore_vllm.engines.environment import RunningEngine
 from rlcore_vllm.engines.explain import explain
+from rlcore_vllm.engines.grammars import start_grammars
 from rlcore_vllm.engines.image_features import image_features
 from rlcore_vllm.engines.rank_recorders import Logprobs, Masks, RankCalls
 from rlcore_vllm.engines.recorder import RecordedRequest
@@ -27,6 +27,7 @@ from rlcore_vllm.engines.sampling import (
     engine_sampling,
     engine_seeds,
     finish_reason,
+    logprob_rows,
 )
 from rlcore_vllm.engines.sampling_masks import truncates
 from rlcore_vllm.engines.unfinished import Deliver, Job, Sample, settle
@@ -62,7 +63,7 @@ class Engine:
         self._paused = False
         self._closing = False
         self._failure: str | None = None
-        self._tokenizer: Any = None
+        self._load_tokenizer = cache(settings.load_tokenizer)
         ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="rlcore-vllm-engine", daemon=True)
         self._thread.start()
@@ -186,6 +187,8 @@ class Engine:
         seeds = engine_seeds(samples.seeds)
         images = samples.images or ((),) * len(prompts)
         try:
+            if samples.sampling.json_schema is not None:
+                start_grammars(self._core, self._load_tokenizer, samples.sampling.stop_token_ids)
             features = [
                 image_features(self._llm, f"{self._num_requests}-{index}", prompt, files) if files else None
                 for index, (prompt, files) in enumerate(zip(prompts, images, strict=True))
@@ -196,7 +199,8 @@ class Engine:
                 read = None if samples.read is None else samples.read[index]
                 least = None if self._recorder is not None and read in (None, TOKENS_ALONE) else 0
                 logprobs = least if read is None else max(read, 0) if least == 0 else None
-                params = engine_sampling(samples.sampling, seeds[index], limit, logprobs=logprobs)
+                of_prompt = max(read or 0, 0) if samples.reads_prompt is not None and samples.reads_prompt[index] else None
+                params = engine_sampling(samples.sampling, seeds[index], limit, logprobs=logprobs, prompt_logprobs=of_prompt)
                 request = versions.make_request(
                     str(self._num_requests),
                     prompt,
@@ -208,7 +212,7 @@ class Engine:
                 sample = Sample(job, number, len(prompt), limit, version, samples.adapter)
                 sample.read = read
                 if samples.sampling.stop_strings:
-                    sample.detokenizer = self._detokenizer(params)
+                    sample.detokenizer = versions.make_detokenizer(self._load_tokenizer(), params)
                 if samples.routed_experts:
                     sample.routed = []
                 if samples.sampling_mask and self._masks is not None and truncates(samples.sampling):
@@ -222,11 +226,6 @@ class Engine:
             self._cancel(job)
             raise
 
-    def _detokenizer(self, params: Any) -> Any:
-        if self._tokenizer is None:
-            self._tokenizer = self._settings.load_tokenizer()
-        return versions.make_detokenizer(self._tokenizer, params)
-
     def _step(self) -> None:
         """One step of vLLM, and what it sampled. Without a recorder, this is where log-probabilities are read off."""
         stopped: list[str] = []
@@ -237,7 +236,10 @@ class Engine:
             sample = self._samples.get(output.request_id)
             if sample is None:
                 continue
-            tokens = output.new_token_ids
+            tokens, scored = output.new_token_ids, output.new_prompt_logprobs_tensors
+            if scored is not None and sample.job.on_tokens is not None:
+                rows = logprob_rows(scored.logprob_token_ids, scored.logprobs, 1 + (sample.read or 0))
+                sample.job.on_tokens(SampledTokens(number=sample.number, first=0, tokens=(), logprobs=rows, is_prompt=True))
             if sample.routed is not None and output.routed_experts is not None:
                 sample.routed.append(output.routed_experts)
             reason = None if output.finish_reason is None else str(output.finish_reason)
@@ -390,12 +392,8 @@ def _sampled(sample: Sample, tokens: Sequence[int], logprobs: Any) -> SampledTok
     """The new tokens of a sample for its reader, with vLLM's log-probabilities of them."""
     rows: list[dict[int, float]] = []
     if sample.read != TOKENS_ALONE and logprobs is not None:
-        width = 1 + (sample.read or 0)
-        for index in range(len(tokens)):
-            pairs = zip(
-                logprobs.logprob_token_ids[index, :width].tolist(), logprobs.logprobs[index, :width].tolist(), strict=True
-            )
-            rows.append({token: logprob for token, logprob in pairs if logprob != -inf})
+        found = logprobs.logprob_token_ids[: len(tokens)], logprobs.logprobs[: len(tokens)]
+        rows = logprob_rows(*found, 1 + (sample.read or 0))
     return SampledTokens(number=sample.number, first=len(sample.tokens), tokens=list(tokens), logprobs=rows)
 
 

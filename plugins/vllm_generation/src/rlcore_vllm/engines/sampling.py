@@ -1,6 +1,7 @@
 """From the request's samples to vLLM's requests, and from its finish reasons back."""
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -9,6 +10,7 @@ from attrs import frozen
 from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, Images, RaggedTokens, RlcoreError, SamplingParams
 from rlcore.spi.arrays import Int64Array
 from rlcore_torchkit.generation import FinishedSample, join_samples, splitmix64
+from rlcore_vllm.engines.grammars import structured_outputs
 
 SMALLEST_TEMPERATURE = 1e-5
 """vLLM takes the most probable token below it."""
@@ -42,6 +44,8 @@ class Samples:
     read: Sequence[int | None] | None = None
     """[S]: most probable tokens to report beside each sampled one, TOKENS_ALONE without log-probabilities, None for a sample
     that nothing reads while it is sampled; None where nothing reads any."""
+    reads_prompt: Sequence[bool] | None = None
+    """[S]: True where a reader gets the prompt's log-probabilities; None where none does."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -55,6 +59,8 @@ class SampledTokens:
     tokens: Sequence[int]
     logprobs: Sequence[Mapping[int, float]] = ()
     """Log-probabilities by token, at each of the tokens; empty where the reader wants none."""
+    is_prompt: bool = False
+    """True where `logprobs` are those of the prompt's tokens from the second on, and there are no tokens."""
 
 
 OnTokens: TypeAlias = Callable[[SampledTokens], None]
@@ -73,8 +79,11 @@ class Event:
     """The error that the call failed with."""
 
 
-def engine_sampling(sampling: SamplingParams, seed: int, limit: int, *, logprobs: int | None) -> Any:
-    """vLLM's SamplingParams of one sample; `logprobs` asks for those of sampled tokens and of so many most probable ones."""
+def engine_sampling(
+    sampling: SamplingParams, seed: int, limit: int, *, logprobs: int | None, prompt_logprobs: int | None = None
+) -> Any:
+    """vLLM's SamplingParams of one sample; `logprobs` asks for those of sampled tokens and of so many most probable ones, and
+    `prompt_logprobs` for those of the prompt."""
     from vllm import SamplingParams as EngineSampling
 
     params = EngineSampling(
@@ -90,10 +99,18 @@ def engine_sampling(sampling: SamplingParams, seed: int, limit: int, *, logprobs
         skip_special_tokens=False,
         spaces_between_special_tokens=False,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        structured_outputs=None if sampling.json_schema is None else structured_outputs(sampling.json_schema),
     )
     # Without this, what lies below vLLM's own least temperature of 0.01 would be sampled at that.
     params.temperature = sampling.temperature
     return params
+
+
+def logprob_rows(tokens: Any, logprobs: Any, width: int) -> list[dict[int, float]]:
+    """Return log-probabilities by token of each row of vLLM's arrays [rows, at least width], without those that are -inf."""
+    pairs = zip(tokens[:, :width].tolist(), logprobs[:, :width].tolist(), strict=True)
+    return [{token: value for token, value in zip(*row, strict=True) if value != -inf} for row in pairs]
 
 
 def joined(samples: Sequence[FinishedSample], request: GenerateRequest) -> GenerateResult:

@@ -19,7 +19,8 @@ from rlcore_vllm.engines.recorder import RecordedRequest, replace_sample
 
 def truncates(sampling: SamplingParams) -> bool:
     """Return whether a sampler leaves tokens out of the distribution that its log-probabilities are of."""
-    return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1)
+    is_cut = sampling.top_k > 0 or sampling.top_p < 1 or sampling.json_schema is not None
+    return sampling.temperature > 0 and is_cut
 
 
 class MaskRecorder:

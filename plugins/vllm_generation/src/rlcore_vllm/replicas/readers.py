@@ -8,9 +8,12 @@ from rlcore_vllm.replicas.replica import Replica
 
 
 def hand_to_reader(request: GenerateRequest, sampled: SampledTokens) -> None:
-    """Give new tokens of a sample to its reader."""
+    """Give new tokens of a sample, or the log-probabilities of its prompt, to its reader."""
     reader = None if request.readers is None else request.readers[sampled.number]
-    if reader is not None and reader.on_tokens is not None:
+    if sampled.is_prompt:
+        if reader is not None and reader.on_prompt is not None:
+            reader.on_prompt(sampled.logprobs)
+    elif reader is not None and reader.on_tokens is not None:
         reader.on_tokens(sampled.first, sampled.tokens, sampled.logprobs)
 
 

@@ -73,11 +73,16 @@ def _select(request: GenerateRequest, limits: Int64Array, parts: list[Int64Array
         images=None if request.images is None else tuple(request.images[prompt] for prompt in prompts.tolist()),
         adapter=adapter,
         read=None if request.readers is None else [_read(request.readers[number]) for number in numbers.tolist()],
+        reads_prompt=None if request.readers is None else [_reads_prompt(request.readers[one]) for one in numbers.tolist()],
     )
+
+
+def _reads_prompt(reader: TokenReader | None) -> bool:
+    return reader is not None and reader.on_prompt is not None
 
 
 def _read(reader: TokenReader | None) -> int | None:
     """Return Samples.read of one sample; one that is read for its end alone sends no tokens."""
-    if reader is None or reader.on_tokens is None:
+    if reader is None or (reader.on_tokens is None and reader.on_prompt is None):
         return None
     return TOKENS_ALONE if reader.num_logprobs is None else reader.num_logprobs

@@ -14,6 +14,8 @@ LOST = frozenset(
         capabilities.PER_SAMPLE_SEEDS,
         # Guesses that are accepted pass by the sampler, from which what was kept is read off.
         capabilities.SAMPLING_MASK,
+        # Grammars follow tokens that are guessed, which nothing here compares with sampling without guesses.
+        capabilities.STRUCTURED_OUTPUT,
         # Tokens that are refused have been through the experts too.
         capabilities.ROUTED_EXPERTS,
         capabilities.ADAPTER_REFIT,

@@ -1,4 +1,4 @@
-"""A teacher behind vLLM's OpenAI server: the log-probabilities of tokens that it is given as a prompt."""
+"""Models behind endpoints, such as a reference or a teacher: the log-probabilities of tokens that they get as a prompt."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from rlcore import spi
 from rlcore.schema.suggestions import listed
 from rlcore.secrets import keep_secret, masked
 from rlcore.spi.arrays import Float32Array, Int32Array
-from rlcore_distill.config import TeacherConfig
+from rlcore_torchkit.rl.endpoint_config import EndpointConfig
 
 Decode: TypeAlias = Callable[[int], str]
 """Returns the text of one token, by the policy's tokenizer."""
@@ -28,11 +28,12 @@ MAX_REPLY_BYTES = 256 * 2**20
 SHOWN = 300
 
 
-class EndpointTeacher:
-    """One teacher. The first reply about a token proves that both tokenizers give it the same text."""
+class EndpointModel:
+    """One model. The first reply about a token proves that both tokenizers give it the same text."""
 
-    def __init__(self, name: str, config: TeacherConfig, decode: Decode) -> None:
-        self._section = f"algorithm.distill.teachers.{name}"
+    def __init__(self, section: str, config: EndpointConfig, decode: Decode) -> None:
+        """`section` is that of the options in a recipe."""
+        self._section = section
         self._config, self._decode = config, decode
         self._model = ""
         self._same_text: set[int] = set()
@@ -40,11 +41,11 @@ class EndpointTeacher:
         self._lock = threading.Lock()
 
     def logprobs(self, batch: spi.TokenBatch) -> Float32Array:
-        """float32 [T]: of every token of a batch, 0.0 at first tokens. ModelError where the endpoint is no such teacher, and
+        """float32 [T]: of every token of a batch, 0.0 at first tokens. ModelError where the endpoint is no such model, and
         PluginError where it cannot be reached."""
         if not self._model:
             self._model = self._model_name()
-        with ThreadPoolExecutor(self._config.max_concurrent, thread_name_prefix="teacher") as pool:
+        with ThreadPoolExecutor(self._config.max_concurrent, thread_name_prefix="endpoint") as pool:
             return np.concatenate([*pool.map(self._of_sequence, batch.sequences())])
 
     def _of_sequence(self, tokens: Int32Array) -> Float32Array:
@@ -60,7 +61,8 @@ class EndpointTeacher:
             found = []
         if not found:
             raise self._refused(
-                "a completion without prompt_logprobs", "a server that returns them, such as vLLM's (`vllm serve MODEL`)"
+                "a completion without prompt_logprobs",
+                "a server that returns them, such as `rlcore serve`",
             )
         if len(found) != len(ids):
             raise self._refused(f"log-probabilities of {len(found)} tokens for {len(ids)}", "one for each token")
@@ -83,7 +85,7 @@ class EndpointTeacher:
         if _letters(told) != _letters(own):
             raise self._refused(
                 f"the text {told!r:.40} for the token {token}, which by the tokenizer of model.path is {own!r:.40}",
-                "a teacher with the policy's tokenizer",
+                "a model with the policy's tokenizer",
             )
         with self._lock:
             self._same_text.add(token)
@@ -132,8 +134,48 @@ class EndpointTeacher:
         return spi.ModelError([problem])
 
 
-def decoder_of(model: spi.ModelSpec) -> Decode:
-    """Return what the tokenizer of model.path makes of a token."""
+class EndpointReference:
+    """The reference policy of an algorithm, behind an endpoint in place of the trainer."""
+
+    def __init__(self, section: str, config: EndpointConfig, context: spi.AlgorithmContext) -> None:
+        """ConfigError where the run samples otherwise than at the temperature that endpoints score at."""
+        require_temperature(context)
+        self._section, self._config, self._context = section, config, context
+        self._endpoint: EndpointModel | None = None
+
+    def scored(self, batch: spi.TokenBatch) -> spi.TokenBatch:
+        """Return the batch with the column `reference_logprobs`, 0.0 outside the loss mask. ModelError, PluginError as
+        `EndpointModel.logprobs` raises them."""
+        column = np.zeros(batch.num_tokens, np.float32)
+        if batch.tokens.any():  # else they are the made-up samples of a check, which asks no endpoint
+            require_scorable(batch, self._section, "Leave it out, so that the trainer holds the reference")
+            if self._endpoint is None:
+                self._endpoint = EndpointModel(self._section, self._config, decoder_of(self._context.model))
+            column = np.where(batch.loss_mask, self._endpoint.logprobs(batch), column)
+        return batch.with_token_column(spi.REFERENCE_LOGPROBS, column)
+
+
+def require_temperature(context: spi.AlgorithmContext) -> None:
+    """ConfigError where the run samples otherwise than at the temperature that endpoints score at."""
+    if context.temperature != 1.0:
+        found = f"{context.temperature}, with models behind endpoints, which score at 1.0"
+        raise spi.ConfigError([spi.Problem(path="rollout.temperature", found=found, expected="1.0")])
+
+
+def require_scorable(batch: spi.TokenBatch, path: str, remedy: str) -> None:
+    """PluginError where a batch holds what an endpoint does not score; `path` is the key that names endpoints."""
+    if batch.sampling_mask is not None or batch.images is not None:
+        what = "images" if batch.sampling_mask is None else "tokens that top_k, top_p or a schema chose among fewer than all"
+        raise spi.PluginError(
+            f"{path}: found {what}; expected plain text, sampled from the whole distribution: "
+            f"an endpoint scores nothing else. {remedy}"
+        )
+
+
+def decoder_of(model: spi.ModelSpec | None) -> Decode:
+    """Return what the tokenizer of model.path makes of a token. ContractError without a model."""
+    if model is None:
+        raise spi.ContractError("found no model in the algorithm's context; expected it, for its tokenizer")
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model.path, revision=model.revision, trust_remote_code=model.trust_remote_code)
