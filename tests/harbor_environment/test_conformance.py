@@ -19,8 +19,8 @@ class TestHarbor(EnvironmentConformance):
 
     @pytest.fixture
     def config(self, tmp_path: Path) -> HarborConfig:
-        folders = {name: tmp_path / name for name in ("tasks", "evaluation_tasks")}
-        for folder in folders.values():
+        train, held_out = tmp_path / "train", tmp_path / "held-out"
+        for folder in (train, held_out):
             for number in range(3):
                 write_task(folder / f"task-{number}")
-        return HarborConfig(**{name: str(folder) for name, folder in folders.items()})
+        return HarborConfig(tasks=str(train), evaluation_tasks=str(held_out))

@@ -29,12 +29,14 @@ echo $reward > "$ROOT/logs/verifier/reward.txt"
 """A verifier that rewards the answer "yes"."""
 
 
-def write_task(folder: Path, *, test: str = RIGHT, setup: str | None = None, toml: str = "") -> Path:
+def write_task(
+    folder: Path, *, instruction: str = "Say yes.\n", test: str = RIGHT, setup: str | None = None, toml: str = ""
+) -> Path:
     """Write a task; `setup` is a script of its environment."""
     for name in ("tests", "environment"):
         (folder / name).mkdir(parents=True)
     (folder / "task.toml").write_text(f"[agent]\ntimeout_sec = 60\n[verifier]\ntimeout_sec = 60\n{toml}")
-    (folder / "instruction.md").write_text("Say yes.\n")
+    (folder / "instruction.md").write_text(instruction)
     (folder / "tests" / "test.sh").write_text(test)
     if setup is not None:
         (folder / "environment" / "setup.sh").write_text(setup)

@@ -13,7 +13,7 @@ from rlcore_harbor.environment import trial_options
 from rlcore_harbor.tasks import EXPECTED, task_folders
 from rlcore_harbor.trial_server import ProgramError, TrialServer
 
-LOOK_S = 50.0
+LOOK_S = 120.0
 """Most seconds in which Harbor looks at agent, environment and tasks."""
 SESSION = {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "OPENAI_API_KEY": "none", "OPENAI_MODEL": "policy"}
 """Variables of a session that is not there: nothing is sent to it."""

@@ -49,7 +49,7 @@ def _instruction(folder: Path) -> str:
     files = [folder / INSTRUCTION]
     if not files[0].is_file():
         steps = read_toml(folder / FILE, DataError).get("steps", [])
-        files = [folder / "steps" / str(step.get("name")) / INSTRUCTION for step in steps]
+        files = [folder / "steps" / str(step.get("name")) / INSTRUCTION for step in steps] or files
     try:
         return "\n\n".join(file.read_text() for file in files)
     except (OSError, UnicodeDecodeError) as error:

@@ -2,9 +2,9 @@
 
 `python trial_program.py FD DESCENDANTS` imports Harbor, agent and environment once, as the options in the first line of its
 standard input name them. It then takes connections of the listening socket FD. Each brings one request and gets one answer, a
-line of JSON each. The end of a connection cancels its trial, which then removes its container. The end of standard input does so
-with all trials, and ends the program. DESCENDANTS is the path of `rlcore_workers/descendants.py`. Both files import Harbor and
-the standard library alone.
+line of JSON each. The end of a connection cancels its trial, which then removes its container. The end of standard input
+cancels all trials and ends the program. DESCENDANTS is the path of `rlcore_workers/descendants.py`. Both files import Harbor
+and the standard library alone.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
@@ -102,7 +103,8 @@ async def run_trial(request: Mapping[str, Any]) -> dict[str, Any]:
         trial = await Trial.create(trial_config(request))
     except Exception as error:
         return {"not_started": described(error)}
-    result: dict[str, Any] = json.loads((await trial.run()).model_dump_json(include=RESULT))
+    text = (await trial.run()).model_dump_json(include=RESULT)
+    result: dict[str, Any] = json.loads(text.replace(f"{trial.paths.trial_dir}/", ""))  # equal reasons are counted together
     return result
 
 
@@ -118,9 +120,9 @@ def look(request: Mapping[str, Any]) -> dict[str, Any]:
     found = version("harbor")
     if tuple(map(int, found.split(".")[:2])) < MINIMUM:
         return {"version": found, "expected": ".".join(map(str, MINIMUM))}
-    parts = {"agent": lambda: look_at_agent(request), "environment": lambda: look_at_environment(request)}
+    parts = {"agent": partial(look_at_agent, request), "environment": partial(look_at_environment, request)}
     problems = dict(failed(parts))
-    tasks = dict(failed({folder: lambda folder=folder: look_at_task(folder) for folder in request["tasks"]}))
+    tasks = dict(failed({folder: partial(look_at_task, folder) for folder in request["tasks"]}))
     return {"version": found, "problems": problems, "tasks": tasks}
 
 
@@ -173,7 +175,8 @@ def answer(connection: socket.socket, request: Mapping[str, Any], output: IO[byt
         os.dup2(output.fileno(), stream)
     os.environ.clear()
     os.environ.update(request["variables"])
-    found = asyncio.run(run_trial(request)) if "task" in request else look(request)
+    # asyncio.run would wait for threads of an agent that was cancelled.
+    found = asyncio.new_event_loop().run_until_complete(run_trial(request)) if "task" in request else look(request)
     connection.sendall(f"{json.dumps(found)}\n".encode())
 
 
@@ -219,9 +222,9 @@ def run_and_exit(work: Callable[..., None], *arguments: Any) -> None:
 
 def serve(listener: socket.socket, descendants: ModuleType) -> None:
     """Fork a process for each connection, until the end of standard input. Those under way are then stopped."""
-    processes = set[int]()
+    processes, watched = set[int](), list[Any]((listener, 0))
     while True:
-        ready, _, _ = select.select([listener, 0], [], [], 1.0)
+        ready, _, _ = select.select(watched, [], [], 1.0)
         processes = {one for one in processes if os.waitpid(one, os.WNOHANG)[0] == 0}
         if 0 in ready and not os.read(0, 1):
             break
