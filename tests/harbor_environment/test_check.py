@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from rlcore.cli.main import cli
 from rlcore_harbor.check import check
+from rlcore_torchkit.testing.models import make_model
 
-from .trials import PYTHON, REAL, config_of, write_task
+from .trials import LOCAL, ONE_ANSWER, PYTHON, REAL, config_of, write_task
 
 
 def interpreter(folder: Path, version: str | None = None) -> str:
@@ -96,3 +99,17 @@ def test_docker_has_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [(path, reason)] = found(tmp_path, environment="docker").items()
     assert path == "environment"
     assert "Docker is not installed" in reason
+
+
+@REAL
+def test_rlcore_check_shows_the_first_task(tmp_path: Path) -> None:
+    write_task(tmp_path / "tasks" / "a")
+    model = make_model(tmp_path / "model", max_length=1024)
+    section = {"tasks": str(tmp_path / "tasks"), "python": str(PYTHON), "agent": ONE_ANSWER, "environment": LOCAL}
+    recipe = tmp_path / "recipe.toml"
+    lines = [f'model.path = "{model}"', 'algorithm.name = "grpo"', 'environment.name = "harbor"']
+    recipe.write_text("\n".join([*lines, *(f'environment.harbor.{key} = "{value}"' for key, value in section.items())]))
+    done = CliRunner().invoke(cli, ["check", str(recipe)])
+    assert done.exit_code == 0, done.output
+    assert f"    | '{tmp_path / 'tasks' / 'a'}'" in done.output
+    assert "    | 'Say yes.\\n'" in done.output

@@ -3,13 +3,16 @@
 import asyncio
 import json
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rlcore
-from rlcore.spi import EpisodeResult, RewardError, Row, SessionEndpoint
+from rlcore.spi import EpisodeResult, RewardError, Row, SessionEndpoint, failure_kind
 from rlcore_harbor.environment import HarborBackend
 from rlcore_report.failures import read_ledger
 from rlcore_torchkit.testing.models import make_model
@@ -19,6 +22,18 @@ from .trials import LOCAL, ONE_ANSWER, PYTHON, REAL, Played, config_of, write_ta
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 ENDLESS = "sleep 600\n"
+
+
+RUN = """
+import asyncio
+from rlcore.spi import EnvironmentContext, SessionEndpoint
+from rlcore_harbor.config import HarborConfig
+from rlcore_harbor.environment import HarborBackend
+
+backend = HarborBackend(EnvironmentContext(seed=0), {config!r})
+session = SessionEndpoint(base_url="http://127.0.0.1:9/v1", api_key="key", model="policy")
+asyncio.run(backend.run(backend.rows("train")[0], 0, session))
+"""
 
 
 def turn(keys: str = "", *, is_done: bool = False) -> str:
@@ -101,6 +116,37 @@ def test_what_a_trial_starts_ends_with_it(tmp_path: Path) -> None:
         return result
 
     assert Played(config_of(tmp_path / "tasks"), Script(f"yes{END}"), run).result.reward == 1.0
+
+
+@REAL
+def test_a_killed_trial_is_one_of_the_infrastructure_and_the_next_one_runs(tmp_path: Path) -> None:
+    mark = tmp_path / "killed"
+    write_task(tmp_path / "tasks" / "a", setup=f"[ -e {mark} ] && exit 0; touch {mark}; kill -9 $PPID\n")
+
+    async def run(backend: HarborBackend, row: Row, session: SessionEndpoint) -> EpisodeResult:
+        with pytest.raises(RewardError) as refused:
+            await backend.run(row, 0, session)
+        assert failure_kind(refused.value) == "infrastructure"
+        return await backend.run(row, 0, session)
+
+    assert Played(config_of(tmp_path / "tasks"), Script(f"yes{END}"), run).result.reward == 1.0
+
+
+@REAL
+def test_a_trial_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    number = tmp_path / "process"
+    write_task(tmp_path / "tasks" / "a", setup=f"echo $$ > {number}.new; mv {number}.new {number}; sleep 600\n")
+    program = tmp_path / "run.py"
+    program.write_text(RUN.format(config=config_of(tmp_path / "tasks")))
+    with subprocess.Popen([sys.executable, program]) as run:
+        while not number.exists():
+            assert run.poll() is None
+            time.sleep(0.05)
+        run.kill()
+    with pytest.raises(ProcessLookupError):
+        while True:
+            os.kill(int(number.read_text()), 0)
+            time.sleep(0.05)
 
 
 def test_an_interpreter_without_harbor_fails_the_episode(tmp_path: Path) -> None:

@@ -46,23 +46,13 @@ class TrialServer:
         """Start it. `python` None is the run's interpreter; `names` are further environment variables. `options` name the agent
         and the environment that it imports. OSError where it cannot."""
         self._is_other, self._names, self._options = python is not None, names, options
-        self._folder = Path(tempfile.mkdtemp(prefix="rlcore-harbor-"))
         self._mark = descendants.marked()
-        interpreter = sys.executable if python is None else str(expanded(python))
-        with socket.socket(socket.AF_UNIX) as listener, (self._folder / "errors").open("wb") as errors:
-            listener.bind(str(self._folder / "socket"))
-            listener.listen(1024)
-            number = listener.fileno()
-            command = [interpreter, "-P", str(PROGRAM), str(number), descendants.__file__]  # -P: no modules of its folder
-            self._process = subprocess.Popen(
-                descendants.supervised(command),
-                stdin=subprocess.PIPE,
-                stdout=errors,
-                stderr=errors,
-                env=self._variables({}),
-                pass_fds=[number],
-                start_new_session=True,
-            )
+        self._folder = Path(tempfile.mkdtemp(prefix="rlcore-harbor-"))
+        try:
+            self._process = self._start(sys.executable if python is None else str(expanded(python)))
+        except OSError:
+            shutil.rmtree(self._folder)
+            raise
         assert self._process.stdin is not None
         with suppress(OSError):  # it has ended, which the first request reports
             self._process.stdin.write(f"{json.dumps(dict(options))}\n".encode())
@@ -112,6 +102,22 @@ class TrialServer:
         self._process.wait()
         descendants.end_marked(self._mark[descendants.MARK])
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start(self, interpreter: str) -> "subprocess.Popen[bytes]":
+        with socket.socket(socket.AF_UNIX) as listener, (self._folder / "errors").open("wb") as errors:
+            listener.bind(str(self._folder / "socket"))
+            listener.listen(1024)
+            number = listener.fileno()
+            command = [interpreter, "-P", str(PROGRAM), str(number), descendants.__file__]  # -P: no modules of its folder
+            return subprocess.Popen(
+                descendants.supervised(command),
+                stdin=subprocess.PIPE,
+                stdout=errors,
+                stderr=errors,
+                env=self._variables({}),
+                pass_fds=[number],
+                start_new_session=True,
+            )
 
     def _variables(self, variables: Mapping[str, str]) -> dict[str, str]:
         found = {**child_environment(self._names), **OFFLINE, **variables, **self._mark}
