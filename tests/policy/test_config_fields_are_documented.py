@@ -70,6 +70,7 @@ def test_plugins_of_every_role_are_looked_at():
         "rlcore_textarena",
         "rlcore_verifiers",
         "rlcore_openenv",
+        "rlcore_harbor",
         "rlcore_mcp",
         "rlcore_nemo_gym",
     } <= modules

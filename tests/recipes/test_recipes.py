@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 import tomllib
 from pathlib import Path
@@ -21,11 +22,14 @@ PROBLEMS = (
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch):
-    """Any attempt to connect is an error."""
+    """Any attempt to connect to another machine is an error."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    connect = socket.socket.connect
 
-    def refuse(*arguments):
-        raise AssertionError(f"a connection to {arguments[1:]}")
+    def refuse(self, address):
+        if self.family != socket.AF_UNIX:
+            raise AssertionError(f"a connection to {address}")
+        connect(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
@@ -47,9 +51,13 @@ def test_every_other_recipe_is_extended():
 
 @pytest.mark.parametrize("path", whole_recipes(), ids=lambda path: path.name)
 def test_recipes_are_accepted(path, model):
+    harbor = os.environ.get("RLCORE_HARBOR_PYTHON")
+    if path.name == "harbor.toml" and harbor is None:
+        pytest.skip("RLCORE_HARBOR_PYTHON names no Python with harbor 0.26")
+    python = [f"environment.harbor.python={harbor}"] if path.name == "harbor.toml" else []
     teacher = [f"reference.path={model}"] if "reference" in tomllib.loads(path.read_text()) else []
     scorer = [f"environment.reward_model.path={model}"] if "[environment.reward_model]" in path.read_text() else []
-    prepared = prepare(path, [f"model.path={model}", *teacher, *scorer])
+    prepared = prepare(path, [f"model.path={model}", *teacher, *scorer, *python])
     assert set(prepared.chosen) >= {"algorithm", "trainer"}
 
 

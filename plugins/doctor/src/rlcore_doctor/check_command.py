@@ -46,11 +46,11 @@ def check_command(recipe: Path, overrides: tuple[str, ...]) -> None:
         click.echo(f"  {name:<13} {printable(text)}")
     for split, rows in seen.rows.items():
         click.echo(f"  {DATA[split]:<13} {rows}")
-    if seen.first_prompt is not None:
-        for name, text in {"first prompt": seen.first_prompt, **seen.target}.items():
-            click.echo(f"  {printable(name)}")
-            for line in _shortened(text):
-                click.echo(f"    | {printable(line)}")
+    prompt = {} if seen.first_prompt is None else {"first prompt": seen.first_prompt}
+    for name, text in {**prompt, **seen.target}.items():
+        click.echo(f"  {printable(name)}")
+        for line in _shortened(text):
+            click.echo(f"    | {printable(line)}")
 
 
 def _shortened(text: str) -> Iterator[str]:

@@ -29,7 +29,7 @@ class Preview:
     """The first row's prompt through the chat template, special tokens included; None where it cannot be told here."""
     target: Mapping[str, str]
     """The rest of the first row: the answers to learn, with their ends, or the fields that the environment gets. Empty where
-    `first_prompt` is None."""
+    `first_prompt` is None, unless agents make the prompts."""
     notes: Sequence[str]
     """Parts that were not read, and warnings about the rest."""
 
@@ -49,7 +49,8 @@ def preview(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Preview:
         with load_inputs(prepared, tokenizer) as inputs:
             rows = {split: _described(prepared, split, inputs) for split in _data_sets(prepared)}
             prompt = _first_prompt(prepared, inputs)
-            target = {} if prompt is None else _target(inputs, prepared.algorithm.needs.source == "preferences")
+            is_shown = prompt is not None or prepared.runs_agents
+            target = _target(inputs, prepared.algorithm.needs.source == "preferences") if is_shown else {}
             return Preview(rows=rows, first_prompt=prompt, target=target, notes=(*notes, *inputs.notes))
     counts: dict[Split, str] = {}
     for split, config in _data_sets(prepared).items():

@@ -1,17 +1,15 @@
 """The environment `agent`: a function or a program runs the episode, and says its reward."""
 
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
 from rlcore.schema.types import is_number
-from rlcore.secrets import child_environment, unset_problems
+from rlcore.secrets import unset_problems
 from rlcore.spi import (
     CheckContext,
     ConfigError,
@@ -30,6 +28,7 @@ from rlcore_serve.agents.config import AgentConfig
 from rlcore_serve.agents.function import AgentClient, AgentFunction, load_agent
 from rlcore_serve.agents.harbor import FIELD, harbor_failure
 from rlcore_serve.agents.process import run_process
+from rlcore_serve.agents.variables import session_variables
 from rlcore_workers.failures import read_failure
 from rlcore_workers.functions import brief, place_in
 
@@ -133,16 +132,9 @@ def _failure(values: dict[str, Any]) -> EpisodeFailure | None:
 
 
 def _environment(row: Row, session: SessionEndpoint, config: AgentConfig) -> dict[str, str]:
-    task, host = _as_json(row), urlsplit(session.base_url).hostname
-    direct = ",".join(filter(None, (os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), host)))
-    return {
-        **child_environment(config.pass_environment),
-        "OPENAI_BASE_URL": session.base_url,
-        "OPENAI_API_KEY": session.api_key,
-        "OPENAI_MODEL": session.model,
-        **dict.fromkeys(("NO_PROXY", "no_proxy"), direct),  # a proxy would look for the session on its own machine
-        **({"RLCORE_TASK": task} if len(task) <= MAX_VARIABLE_BYTES else {}),
-    }
+    task = _as_json(row)
+    shown = {"RLCORE_TASK": task} if len(task) <= MAX_VARIABLE_BYTES else {}
+    return session_variables(session, config.pass_environment) | shown
 
 
 def _as_json(row: Row) -> str:

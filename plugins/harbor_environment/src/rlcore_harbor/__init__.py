@@ -1,0 +1,1 @@
+"""Tasks of Harbor as an environment for rlcore"""
