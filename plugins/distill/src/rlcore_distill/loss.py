@@ -30,7 +30,7 @@ def reverse_kl_loss(inputs: LossInputs, config: DistillConfig) -> LossOutput:
         -MAX_LOG_RATIO, MAX_LOG_RATIO
     )
     ratio = importance_ratio(current, masked(inputs.token_columns[GENERATION_LOGPROBS], inputs))
-    ahead = divergence if config.discount == 0 else _discounted(divergence, inputs, config.discount)
+    ahead = divergence if config.discount == 0 else discounted(divergence, inputs, config.discount)
     # current - stopgrad(current) is 0, and its gradient ∇ current: the value stays the divergence's.
     per_token = ratio.clamp(max=config.importance_maximum) * (divergence + ahead * (current - current.detach()))
     mean = MaskedMean(inputs.loss_mask, inputs.counts)
@@ -55,7 +55,7 @@ def forward_kl_loss(inputs: LossInputs, config: DistillConfig) -> LossOutput:
     )
 
 
-def _discounted(values: Tensor, inputs: LossInputs, discount: float) -> Tensor:
+def discounted(values: Tensor, inputs: LossInputs, discount: float) -> Tensor:
     """[T]: Σ_{l≥t} discount^{l-t} values_l over the loss tokens of the same sequence, where other tokens are no steps.
 
     By doubling: after k rounds each token has the sum over the next 2^k tokens, so that a sequence of length n takes log2(n)
