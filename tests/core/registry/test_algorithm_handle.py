@@ -243,13 +243,14 @@ def test_the_algorithm_sees_all_that_the_rollouts_say_and_changes_none_of_it(mak
         weight_version=7,
         truncated=np.array([False, True]),
         reward_components={"answer": np.ones(2, np.float32)},
+        rows=({"prompt": "a"},),
     )
     make_algorithm(lambda given: seen.append(given) or GOOD).build_batch(rollouts)
     (given,) = seen
     fields = {field.name for field in attrs.fields(RolloutBatch)}
     named = ("rewards", "valid", "finish_reasons", "truncated")
-    assert fields == {"batch", "reward_components", "turns", "weight_version", *named}
-    assert (given.weight_version, given.turns) == (7, None)
+    assert fields == {"batch", "reward_components", "rows", "turns", "weight_version", *named}
+    assert (given.weight_version, given.turns, given.rows) == (7, None, ({"prompt": "a"},))
     for name in named:
         np.testing.assert_array_equal(getattr(given, name), getattr(rollouts, name))
     with pytest.raises(ValueError, match="read-only"):

@@ -40,9 +40,12 @@ class DistillConfig:
     (on-policy distillation, arXiv:2306.13649). "teacher": prompts and completions of the data set, which the teacher wrote, by
     the forward KL divergence."""
     beta: Share | None = None
-    """The divergence of each token, GKD's generalised Jensen-Shannon divergence (arXiv:2306.13649, equation 1). 1 is the reverse
-    KL divergence, 0 the forward one; between them it is beta KL(teacher ‖ M) + (1 - beta) KL(policy ‖ M), with M = beta teacher
-    + (1 - beta) policy. None is 1 on the policy's samples and 0 on the teacher's texts."""
+    """The divergence of each token: GKD's generalised Jensen-Shannon divergence (arXiv:2306.13649, equation 1). 1 is the
+    reverse KL divergence, 0 the forward one. Between them it is beta KL(teacher ‖ M) + (1 - beta) KL(policy ‖ M), with M = beta
+    teacher + (1 - beta) policy. None is 1 on the policy's samples and 0 on the teacher's texts."""
+    lmbda: Share = 1.0
+    """With "student", GKD's lambda: the weight of the policy's own samples in the loss. The rest is that of the `completion` of
+    each prompt's row, which the teacher wrote."""
     discount: Share = 0.0
     """With "student", the discount of later tokens' divergence in a token's return. 0 counts the token's own. 1 counts all
     later tokens: the gradient of the whole sequence's divergence, with more noise."""
