@@ -58,6 +58,11 @@ class AlgorithmHandle:
         protocol = ValueMeasuringAlgorithm if self.needs.head == "value" else MeasuringAlgorithm
         return self.needs.source != "rollouts" and isinstance(self._algorithm, protocol)
 
+    @property
+    def reprompts(self) -> bool:
+        """True where log-probabilities in rollouts are of sequences behind a teacher's prompts."""
+        return isinstance(self._algorithm, PromptingAlgorithm)
+
     def measure(self, examples: RolloutBatch, logprobs: Float32Array, reference: Float32Array | None) -> dict[str, float]:
         """Its figures of held-out examples. ContractError or NonFiniteError where they are none."""
         return self._figures("measure", examples, logprobs, reference)
@@ -86,7 +91,7 @@ class AlgorithmHandle:
     def teacher_batch(self, rollouts: RolloutBatch) -> TokenBatch:
         """Return the sequences whose log-probabilities the samples get: the teacher's, of an algorithm that has one, else the
         samples' own. ContractError where they have other loss tokens."""
-        if not isinstance(self._algorithm, PromptingAlgorithm):
+        if not self.reprompts:
             return rollouts.batch
         batch: TokenBatch = self._called("teacher_batch", _protected(rollouts))
         if not np.array_equal(batch.tokens[batch.loss_mask], rollouts.batch.tokens[rollouts.batch.loss_mask]):

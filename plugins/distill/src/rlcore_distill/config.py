@@ -7,7 +7,7 @@ from attrs import field, frozen
 
 from rlcore.schema.constraints import Constraint, Positive, Seconds, Share, Text, above
 
-_POSITIVE = Constraint("above 0; inf never truncates", lambda value: value > 0)
+ABOVE_0 = Constraint("above 0; inf never truncates", lambda value: value > 0)
 
 
 @frozen(kw_only=True)
@@ -49,7 +49,7 @@ class DistillConfig:
     discount: Share = 0.0
     """With "student", the discount of later tokens' divergence in a token's return. 0 counts the token's own. 1 counts all
     later tokens: the gradient of the whole sequence's divergence, with more noise."""
-    importance_maximum: Annotated[float, _POSITIVE] = 2.0
+    importance_maximum: Annotated[float, ABOVE_0] = 2.0
     """Upper bound of the importance ratio (truncated importance sampling): a token's probability over that at sampling, and of
     a teacher's text, with a `beta` above 0, over the teacher's."""
     teachers: Mapping[str, TeacherConfig] = field(factory=dict)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rlcore.spi import GENERATION_LOGPROBS, REFERENCE_LOGPROBS, LossInputs, LossOutput
 from rlcore_distill.config import DistillConfig
+from rlcore_distill.self_config import SelfDistillConfig
 from rlcore_torchkit.rl.policy_gradient import importance_ratio
 from rlcore_torchkit.rl.sequences import MaskedMean, masked
 
@@ -15,7 +16,7 @@ MAX_LOG_RATIO = 20.0
 """Nats beyond which a token's probabilities are not told further apart, so that one impossible token is no whole gradient."""
 
 
-def reverse_kl_loss(inputs: LossInputs, config: DistillConfig) -> LossOutput:
+def reverse_kl_loss(inputs: LossInputs, config: DistillConfig | SelfDistillConfig) -> LossOutput:
     """An estimate of KL(policy ‖ teacher), whose gradient is that of its expectation over the policy's samples.
 
     d_t = current_t - teacher_t of a token that was drawn from the policy is an unbiased estimate at its prefix, and by the
