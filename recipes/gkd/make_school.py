@@ -29,7 +29,10 @@ def write(directory: Path, seed: int) -> None:
     folder = make_model(
         directory / "teacher", "llama", seed=seed + 1, hidden_size=48, num_layers=3, initializer_range=0.15, **shape
     )
-    teacher, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    teacher, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True),
+        AutoTokenizer.from_pretrained(folder),
+    )
     torch.manual_seed(seed)
     with (directory / "answers.jsonl").open("w") as file:
         for pair in itertools.product("0123", repeat=2):
