@@ -243,13 +243,14 @@ def test_the_algorithm_sees_all_that_the_rollouts_say_and_changes_none_of_it(mak
         weight_version=7,
         truncated=np.array([False, True]),
         reward_components={"answer": np.ones(2, np.float32)},
+        rows=({"prompt": "a"},),
     )
     make_algorithm(lambda given: seen.append(given) or GOOD).build_batch(rollouts)
     (given,) = seen
     fields = {field.name for field in attrs.fields(RolloutBatch)}
     named = ("rewards", "valid", "finish_reasons", "truncated")
-    assert fields == {"batch", "reward_components", "turns", "weight_version", *named}
-    assert (given.weight_version, given.turns) == (7, None)
+    assert fields == {"batch", "reward_components", "rows", "turns", "weight_version", *named}
+    assert (given.weight_version, given.turns, given.rows) == (7, None, ({"prompt": "a"},))
     for name in named:
         np.testing.assert_array_equal(getattr(given, name), getattr(rollouts, name))
     with pytest.raises(ValueError, match="read-only"):
@@ -294,3 +295,67 @@ def test_values_of_held_out_rows_are_measured_and_what_comes_of_it_is_checked(ba
 def test_an_algorithm_of_values_needs_nothing_of_tokens(make_algorithm, needs, text):
     with pytest.raises(PluginError, match=text):
         make_algorithm(needs=needs)
+
+
+class Reader:
+    """Reads rows, and has a teacher whose prompts are a token longer."""
+
+    needs = NEEDS
+    read = None
+    sequences = None
+
+    def __init__(self, context, config):
+        pass
+
+    def build_batch(self, rollouts):
+        return GOOD
+
+    def read_rows(self, rows, tokenizer):
+        if not all("hint" in row for row in rows):
+            raise DataError("found a row without a hint")
+        type(self).read = (rows, tokenizer)
+
+    def teacher_batch(self, rollouts):
+        return self.sequences
+
+
+LONGER = TokenBatch(
+    tokens=np.array([9, 0, 1, 9, 2, 3], np.int32),
+    offsets=np.array([0, 3, 6]),
+    loss_mask=np.array([False, False, True] * 2),
+)
+
+
+@pytest.fixture
+def reader(backends, make_provider):
+    backends.Algorithm = Reader
+    provider = make_provider("acme", backend="fake_backends:Algorithm", capabilities=())
+    (entry,) = Registry.from_providers({"algorithm": [provider]}).of("algorithm")
+    return build_algorithm(entry, CONTEXT, provider.config())
+
+
+def test_rows_are_shown_to_an_algorithm_that_reads_them(reader, make_algorithm):
+    tokenizer, rows = object(), ({"hint": "a"},)
+    reader.read_rows(rows, tokenizer)
+    assert Reader.read == (rows, tokenizer)
+    with pytest.raises(DataError, match="hint") as raised:
+        reader.read_rows([{}], tokenizer)
+    assert owner_of(raised.value) == LABEL
+    make_algorithm().read_rows([{}], tokenizer)  # which reads none
+
+
+def test_log_probabilities_are_of_the_teachers_sequences_where_there_are_some(reader, make_algorithm, monkeypatch):
+    monkeypatch.setattr(Reader, "sequences", LONGER)
+    assert reader.reprompts
+    assert reader.teacher_batch(ROLLOUTS) is LONGER
+    assert not make_algorithm().reprompts
+    assert make_algorithm().teacher_batch(ROLLOUTS) is ROLLOUTS.batch
+
+
+@pytest.mark.parametrize(
+    "changed", [{"tokens": np.array([9, 0, 1, 9, 2, 4], np.int32)}, {"loss_mask": np.array([False, True, True] * 2)}]
+)
+def test_a_teacher_of_other_loss_tokens_is_refused(reader, monkeypatch, changed):
+    monkeypatch.setattr(Reader, "sequences", attrs.evolve(LONGER, **changed))
+    with pytest.raises(ContractError, match="teacher_batch"):
+        reader.teacher_batch(ROLLOUTS)

@@ -327,6 +327,7 @@ class Recipe:
             minibatches_per_step=self.training.minibatches_per_step,
             temperature=self.rollout.temperature,
             generation_logprobs_exact=exact,
+            max_prompt_tokens=self.rollout.max_prompt_tokens,
             max_response_tokens=self.rollout.max_response_tokens,
             model=self.model.spec(dtype),
         )

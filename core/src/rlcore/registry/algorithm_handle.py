@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias, get_args, get_type_hints
+from typing import Any, TypeAlias, get_args, get_type_hints
 
 import numpy as np
-from attrs import evolve
+from attrs import asdict, evolve, fields
 
 from rlcore.registry.checks import check_int, check_loss_path, check_metrics, check_own_names, check_record
 from rlcore.registry.discovery import Entry
@@ -16,7 +16,9 @@ from rlcore.spi.algorithm import (
     Algorithm,
     AlgorithmNeeds,
     MeasuringAlgorithm,
+    PromptingAlgorithm,
     RolloutBatch,
+    RowReadingAlgorithm,
     StatefulAlgorithm,
     TrainingBatch,
     TurnRewards,
@@ -24,8 +26,10 @@ from rlcore.spi.algorithm import (
 )
 from rlcore.spi.arrays import AnyArray, Float32Array, check_array, check_range, read_only
 from rlcore.spi.batch import GENERATION_LOGPROBS, GROUP_IDS, TokenBatch
+from rlcore.spi.environment import Row
 from rlcore.spi.errors import ContractError, RlcoreError
 from rlcore.spi.loss import LossSpec
+from rlcore.spi.tokenizer import Tokenizer
 
 AlgorithmState: TypeAlias = Mapping[str, AnyArray | float]
 """The state that an algorithm keeps between steps."""
@@ -54,35 +58,51 @@ class AlgorithmHandle:
         protocol = ValueMeasuringAlgorithm if self.needs.head == "value" else MeasuringAlgorithm
         return self.needs.source != "rollouts" and isinstance(self._algorithm, protocol)
 
+    @property
+    def reprompts(self) -> bool:
+        """True where log-probabilities in rollouts are of sequences behind a teacher's prompts."""
+        return isinstance(self._algorithm, PromptingAlgorithm)
+
     def measure(self, examples: RolloutBatch, logprobs: Float32Array, reference: Float32Array | None) -> dict[str, float]:
         """Its figures of held-out examples. ContractError or NonFiniteError where they are none."""
-        assert isinstance(self._algorithm, MeasuringAlgorithm)
-        with attributed("raised in measure of", self.entry.label):
-            figures = self._algorithm.measure(
-                _protected(examples), read_only(logprobs), None if reference is None else read_only(reference)
-            )
-        return self._checked("measure", figures)
+        return self._figures("measure", examples, logprobs, reference)
 
     def measure_values(self, examples: RolloutBatch, values: Float32Array) -> dict[str, float]:
         """Its figures of held-out examples, by the values after their tokens. Errors as of `measure`."""
-        assert isinstance(self._algorithm, ValueMeasuringAlgorithm)
-        with attributed("raised in measure_values of", self.entry.label):
-            figures = self._algorithm.measure_values(_protected(examples), read_only(values))
-        return self._checked("measure_values", figures)
+        return self._figures("measure_values", examples, values)
 
-    def _checked(self, method: str, figures: Mapping[str, float]) -> dict[str, float]:
+    def _figures(self, method: str, examples: RolloutBatch, *columns: Float32Array | None) -> dict[str, float]:
+        figures = self._called(method, _protected(examples), *(one if one is None else read_only(one) for one in columns))
         try:
             check_metrics("figures", figures)
         except RlcoreError as error:
             raise type(error)(f"{self.entry.label}: {method} returned what it must not: {error}") from error
         return dict(figures)
 
+    def _called(self, method: str, *arguments: object) -> Any:
+        with attributed(f"raised in {method} of", self.entry.label):
+            return getattr(self._algorithm, method)(*arguments)
+
+    def read_rows(self, rows: Sequence[Row], tokenizer: Tokenizer) -> None:
+        """Show the rows to train on to an algorithm that reads them. DataError where it cannot train on one."""
+        if isinstance(self._algorithm, RowReadingAlgorithm):
+            self._called("read_rows", rows, tokenizer)
+
+    def teacher_batch(self, rollouts: RolloutBatch) -> TokenBatch:
+        """Return the sequences whose log-probabilities the samples get: the teacher's, of an algorithm that has one, else the
+        samples' own. ContractError where they have other loss tokens."""
+        if not self.reprompts:
+            return rollouts.batch
+        batch: TokenBatch = self._called("teacher_batch", _protected(rollouts))
+        if not np.array_equal(batch.tokens[batch.loss_mask], rollouts.batch.tokens[rollouts.batch.loss_mask]):
+            raise ContractError(f"{self.entry.label}: teacher_batch: found other loss tokens; expected those of the samples")
+        return batch
+
     def save_state(self) -> AlgorithmState | None:
         """A copy of what it keeps between steps; None where it keeps nothing. ContractError where that is no state."""
         if not isinstance(self._algorithm, StatefulAlgorithm):
             return None
-        with attributed("raised in save_state of", self.entry.label):
-            state = self._algorithm.save_state()
+        state = self._called("save_state")
         try:
             return _copied(state)
         except ContractError as error:
@@ -90,9 +110,7 @@ class AlgorithmHandle:
 
     def load_state(self, state: AlgorithmState) -> None:
         """Go back to a state, of which the algorithm gets a copy."""
-        assert isinstance(self._algorithm, StatefulAlgorithm)
-        with attributed("raised in load_state of", self.entry.label):
-            self._algorithm.load_state(_copied(state))
+        self._called("load_state", _copied(state))
 
     def made_of(self, rollouts: RolloutBatch) -> TrainingBatch:
         """Return the algorithm's batch for these samples, unchecked."""
@@ -138,20 +156,13 @@ def _protected(rollouts: RolloutBatch) -> RolloutBatch:
     and the samples of the run directory, without a trace."""
     batch, turns = rollouts.batch, rollouts.turns
     columns = {**batch.sequence_columns, GROUP_IDS: rollouts.group_ids}
-    return RolloutBatch(
-        batch=evolve(batch, sequence_columns=columns).read_only(),
-        rewards=read_only(rollouts.rewards),
-        valid=read_only(rollouts.valid),
-        finish_reasons=read_only(rollouts.finish_reasons),
-        truncated=read_only(rollouts.truncated),
-        reward_components={name: read_only(part) for name, part in rollouts.reward_components.items()},
-        turns=None if turns is None else _protected_turns(turns),
-        weight_version=rollouts.weight_version,
-    )
-
-
-def _protected_turns(turns: TurnRewards) -> TurnRewards:
-    return evolve(turns, rewards=read_only(turns.rewards), offsets=read_only(turns.offsets), turn_of=read_only(turns.turn_of))
+    own = {field.name: getattr(rollouts, field.name) for field in fields(RolloutBatch)}
+    own |= {name: read_only(value) for name, value in own.items() if isinstance(value, np.ndarray)}
+    own["batch"] = evolve(batch, sequence_columns=columns).read_only()
+    own["reward_components"] = {name: read_only(part) for name, part in rollouts.reward_components.items()}
+    of_turns = {} if turns is None else asdict(turns, recurse=False, filter=lambda _, value: value is not None)
+    own["turns"] = turns and TurnRewards(**{name: read_only(value) for name, value in of_turns.items()})
+    return RolloutBatch(**own)
 
 
 _NEEDS_OF_TOKENS = ("previous_logprobs", "reference_logprobs", "reference_model", "entropy", "untruncated_sampling")

@@ -23,28 +23,12 @@ from rlcore.time_limit import loading
 TOLERANCE = 1e-4
 """Rounding error by which a log-probability may exceed 0, or an entropy fall below 0."""
 
-OWN_METRICS = frozenset(
-    {
-        "step",
-        "reward_mean",
-        "reward_std",
-        "success_rate",
-        "response_length_mean",
-        "response_length_max",
-        "truncated_fraction",
-        "loss",
-        "grad_norm",
-        "learning_rate",
-        "weight_version",
-        "updates",
-        "tokens_per_second",
-        "generated_tokens_per_second",
-        "critic/loss",
-        "critic/grad_norm",
-        "critic/learning_rate",
-        *MISMATCH_METRICS,
-    }
+_STEP_METRICS = (
+    "step reward_mean reward_std success_rate response_length_mean response_length_max truncated_fraction loss grad_norm "
+    "learning_rate weight_version updates tokens_per_second generated_tokens_per_second critic/loss critic/grad_norm "
+    "critic/learning_rate"
 )
+OWN_METRICS = frozenset((*_STEP_METRICS.split(), *MISMATCH_METRICS))
 """Names in metrics.jsonl that no plugin's metric may have."""
 OWN_PREFIXES = (
     *("async/", "checkpoint_eval/", "data/", "environment/", "eval/", "generation/"),

@@ -39,8 +39,6 @@ class CollectedRollouts(spi.RolloutBatch):
     """Means over the turns that report them, of valid episodes."""
     schedule_metrics: Mapping[str, float] = field(factory=dict)
     """How old the samples are, and what became of others, where steps overlap."""
-    rows: Sequence[spi.Row] = ()
-    """[G]: the row of each group."""
     reset_seeds: Sequence[int] = ()
     """[G]: the seed with which the environment began each group."""
     data_sets: Sequence[str] = ()

@@ -10,8 +10,8 @@ from rlcore.spi import capabilities as capabilities
 
 NAMES = {
     "algorithm": (
-        "Algorithm AlgorithmNeeds MeasuringAlgorithm RolloutBatch StatefulAlgorithm TrainingBatch TurnRewards "
-        "ValueMeasuringAlgorithm"
+        "Algorithm AlgorithmNeeds MeasuringAlgorithm PromptingAlgorithm RolloutBatch RowReadingAlgorithm StatefulAlgorithm "
+        "TrainingBatch TurnRewards ValueMeasuringAlgorithm"
     ),
     "batch": (
         "ADVANTAGES EPISODE_IDS GENERATION_LOGPROBS GROUP_IDS MARGINS PREVIOUS_LOGPROBS REFERENCE_LOGPROBS "

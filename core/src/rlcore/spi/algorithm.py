@@ -1,17 +1,21 @@
 """The interface of algorithms: driver-side numpy that turns rollouts into a training batch, and the name of a loss."""
 
-from collections.abc import Mapping
-from typing import Literal, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from attrs import field, frozen
 
 from rlcore.spi.arrays import AnyArray, BoolArray, Float32Array, Int32Array, Int64Array, UInt8Array, check_array, check_offsets
 from rlcore.spi.batch import EPISODE_IDS, GROUP_IDS, TokenBatch
+from rlcore.spi.environment import Row
 from rlcore.spi.errors import ContractError
 from rlcore.spi.generator import FinishReason
 from rlcore.spi.loss import LossSpec
 from rlcore.spi.weights import Head
+
+if TYPE_CHECKING:
+    from rlcore.spi.tokenizer import Tokenizer
 
 
 @frozen(kw_only=True)
@@ -118,6 +122,8 @@ class RolloutBatch:
     none is named."""
     turns: TurnRewards | None = None
     """The reward of each turn; None where every episode has one turn."""
+    rows: Sequence[Row] = ()
+    """[G]: the row of each group; none where a source of samples does not know them."""
     weight_version: int = 0
     """Version of the weights that the first update finds. A token is of the policy that it trains where the column
     `weight_versions` has this number, and of an older one where it has a lower one."""
@@ -226,6 +232,23 @@ class MeasuringAlgorithm(Algorithm, Protocol):
     def measure(self, examples: RolloutBatch, logprobs: Float32Array, reference: Float32Array | None) -> Mapping[str, float]:
         """Figures of held-out examples, which are logged as `eval/<name>`. `logprobs` float32 [T] are the trainer's at
         its present weights, 0.0 at first tokens; `reference` the reference's, where the algorithm needs them."""
+
+
+@runtime_checkable
+class RowReadingAlgorithm(Algorithm, Protocol):
+    """An algorithm that learns from fields of the prompts' rows, and so has this method."""
+
+    def read_rows(self, rows: Sequence[Row], tokenizer: "Tokenizer") -> None:
+        """Called once with the rows to train on, before any backend is built. DataError where it cannot train on one."""
+
+
+@runtime_checkable
+class PromptingAlgorithm(Algorithm, Protocol):
+    """An algorithm whose teacher reads other prompts than the policy, and so has this method."""
+
+    def teacher_batch(self, rollouts: RolloutBatch) -> TokenBatch:
+        """The samples' sequences behind the teacher's prompts, with the same loss tokens. Log-probabilities in rollouts (see
+        AlgorithmNeeds) are those of these sequences, 0.0 outside the loss mask."""
 
 
 @runtime_checkable

@@ -241,6 +241,8 @@ class AlgorithmContext:
     temperature: float
     generation_logprobs_exact: bool
     """The generator's log-probabilities equal the trainer's own to rounding (same numerics, no truncated sampling)."""
+    max_prompt_tokens: int = 512
+    """rollout.max_prompt_tokens: most tokens of a prompt."""
     max_response_tokens: int = 512
     """rollout.max_response_tokens: most tokens after the prompt; of agents, most of one answer."""
     model: ModelSpec | None = None

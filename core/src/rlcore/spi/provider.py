@@ -53,12 +53,7 @@ KINDS = (
     "global_observer",
     "architecture",
     *FUNCTION_KINDS,
-    "collector",
-    "loop_observer",
-    "command",
-    "channel",
-    "dataset",
-    *("tokenizer", "renderer"),
+    *("collector", "loop_observer", "command", "channel", "dataset", "tokenizer", "renderer"),
 )
 """Every kind of entry point: the roles of plugins, and what else a package may add."""
 

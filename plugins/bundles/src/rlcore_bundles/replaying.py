@@ -34,6 +34,7 @@ from rlcore.spi import (
     Problem,
     Role,
     RolloutBatch,
+    Row,
 )
 from rlcore.spi.arrays import AnyArray, Float32Array
 from rlcore.spi.execution import Backends
@@ -251,7 +252,7 @@ def replayed(bundle: Bundle, plan: RunPlan, start: Start, *, digests: bool) -> R
         return _replayed_own(bundle, plan, start, digests=digests)
     notes, progress = Notes(), Progress()
     keeper, plan = Keeper(notes), _without_generator(plan)
-    with _backends(plan) as backends:
+    with _backends(plan, bundle.sampled.rows) as backends:
         version = start.load(bundle, backends)
         batch = bundle.sampled.batch
         start_logprobs = backends.trainer.logprobs(batch, np.arange(batch.num_sequences), "policy", version)
@@ -316,8 +317,9 @@ def _without_generator(plan: RunPlan) -> RunPlan:
 
 
 @contextmanager
-def _backends(plan: RunPlan) -> Iterator[Backends]:
+def _backends(plan: RunPlan, rows: Sequence[Row] = ()) -> Iterator[Backends]:
     tokenizer = tokenizers().load_tokenizer(plan.recipe.model)
+    plan.algorithm.read_rows(rows, tokenizer)
     with execution(_without_generator(plan), tokenizer, None, Progress()) as opened, opened() as backends:
         yield backends
 
@@ -332,10 +334,10 @@ def _loop(
     version: int,
 ) -> Loop:
     """The loop of a run in front of the step."""
-    clock, needs = PhaseClock(progress), plan.algorithm.needs
+    clock = PhaseClock(progress)
     reference, trainer = Reference.of(backends), RecordedTrainer(backends.trainer, keeper.notes)
-    scorers: list[Any] = [*scorers_of(needs, reference, trainer, clock)]
-    if needs.critic:
+    scorers: list[Any] = [*scorers_of(plan.algorithm, reference, trainer, clock)]
+    if plan.algorithm.needs.critic:
         scorers.append(RecordedValues(columns={"values": bundle.scored["values"]}))
     policy = PolicyLearner(
         trainer=trainer,

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rlcore.spi import GENERATION_LOGPROBS, REFERENCE_LOGPROBS, LossInputs, LossOutput
 from rlcore_distill.config import DistillConfig
+from rlcore_distill.self_config import SelfDistillConfig
 from rlcore_torchkit.rl.policy_gradient import importance_ratio
 from rlcore_torchkit.rl.sequences import MaskedMean, masked
 
@@ -15,7 +16,7 @@ MAX_LOG_RATIO = 20.0
 """Nats beyond which a token's probabilities are not told further apart, so that one impossible token is no whole gradient."""
 
 
-def reverse_kl_loss(inputs: LossInputs, config: DistillConfig) -> LossOutput:
+def reverse_kl_loss(inputs: LossInputs, config: DistillConfig | SelfDistillConfig) -> LossOutput:
     """An estimate of KL(policy ‖ teacher), whose gradient is that of its expectation over the policy's samples.
 
     d_t = current_t - teacher_t of a token that was drawn from the policy is an unbiased estimate at its prefix, and by the
@@ -30,7 +31,7 @@ def reverse_kl_loss(inputs: LossInputs, config: DistillConfig) -> LossOutput:
         -MAX_LOG_RATIO, MAX_LOG_RATIO
     )
     ratio = importance_ratio(current, masked(inputs.token_columns[GENERATION_LOGPROBS], inputs))
-    ahead = divergence if config.discount == 0 else _discounted(divergence, inputs, config.discount)
+    ahead = divergence if config.discount == 0 else discounted(divergence, inputs, config.discount)
     # current - stopgrad(current) is 0, and its gradient ∇ current: the value stays the divergence's.
     per_token = ratio.clamp(max=config.importance_maximum) * (divergence + ahead * (current - current.detach()))
     mean = MaskedMean(inputs.loss_mask, inputs.counts)
@@ -55,7 +56,7 @@ def forward_kl_loss(inputs: LossInputs, config: DistillConfig) -> LossOutput:
     )
 
 
-def _discounted(values: Tensor, inputs: LossInputs, discount: float) -> Tensor:
+def discounted(values: Tensor, inputs: LossInputs, discount: float) -> Tensor:
     """[T]: Σ_{l≥t} discount^{l-t} values_l over the loss tokens of the same sequence, where other tokens are no steps.
 
     By doubling: after k rounds each token has the sum over the next 2^k tokens, so that a sequence of length n takes log2(n)

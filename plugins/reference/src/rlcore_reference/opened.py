@@ -73,8 +73,9 @@ class ReferenceAskedAhead(Reference):
 
 def batches_kept(plan: RunPlan) -> int | None:
     """Return how many batches a sequence stays known for where the reference is asked while samples come in; None where it is
-    asked once they are there: by the trainer's own ranks, or with what the samples were chosen among."""
-    if not plan.reference_is_apart or replays_sampling_mask(plan.recipe, plan.algorithm.needs):
+    asked once they are there: by the trainer's own ranks, with what the samples were chosen among, or behind other prompts."""
+    algorithm = plan.algorithm
+    if not plan.reference_is_apart or algorithm.reprompts or replays_sampling_mask(plan.recipe, algorithm.needs):
         return None
     return plan.recipe.async_.max_staleness + 1
 

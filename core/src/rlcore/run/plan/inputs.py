@@ -133,6 +133,7 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None, *, resume
             notes = tuple(_overlap(recipe.data, _taken(train_rows, train_kept), _taken(evaluation_rows, measured)))
         order = _order(recipe, train_sets, train_kept)
         if collector is not None and examples is None and not prepared.evaluating:
+            prepared.algorithm.read_rows(train_rows, tokenizer)
             notes += tuple(collector.check(PromptRows(rows=train_rows, kept=train_kept, order=order)))
         yield Inputs(
             tokenizer=tokenizer,

@@ -13,15 +13,11 @@ from rlcore.reading import parse_toml
 
 ANOTHER_RUN = (
     "run.seed",
-    "model.chat_template",
-    "model.chat_template_kwargs",
+    *("model.chat_template", "model.chat_template_kwargs"),
     "lora",
     "algorithm.name",
     "environment.name",
-    "data.train",
-    "data.zero_variance_weight",
-    "data.curriculum_threshold",
-    "data.level_window",
+    *("data.train", "data.zero_variance_weight", "data.curriculum_threshold", "data.level_window"),
     "training.prompts_per_step",
 )
 """Keys and sections that determine a checkpoint's meaning: the order and text of prompts, random draws and what is learned.

@@ -67,7 +67,7 @@ class SynchronousRun:
                 recipe=self.recipe,
                 algorithm=algorithm,
                 source=source,
-                scorers=[*scorers_of(algorithm.needs, Reference.of(backends), backends.trainer, clock)],
+                scorers=[*scorers_of(algorithm, Reference.of(backends), backends.trainer, clock)],
                 learners=[self._policy(algorithm, backends, clock, progress)],
                 weights=self._weights(backends, clock, progress, guard),
                 saver=Unsaved(),

@@ -1,13 +1,13 @@
 """Scorers: they add columns to samples, of the reference, and of the trainer in place of tokens that are too old."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 from attrs import evolve, frozen
 
 from rlcore import spi
+from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.run.protocols import CollectedRollouts, LoopPosition, Scorer
 from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import GENERATION_LOGPROBS, RolloutBatch
@@ -58,12 +58,17 @@ class LogprobsScorer:
     column: str
     of_batch: Callable[[spi.TokenBatch, int], Float32Array]
     """Returns float32 [T] of every token of a batch, at a version of the policy's weights."""
+    algorithm: AlgorithmHandle
     clock: PhaseClock
 
     def score(self, samples: spi.RolloutBatch, position: LoopPosition) -> spi.RolloutBatch:
         """See Scorer."""
+        batch, scored = samples.batch, self.algorithm.teacher_batch(samples)
         with self.clock.phase("logprobs"):
-            found = self.of_batch(samples.batch, position.weight_version)
+            found = self.of_batch(scored, position.weight_version)
+        if scored is not batch:
+            of_teacher, found = found[scored.loss_mask], np.zeros(batch.num_tokens, found.dtype)
+            found[batch.loss_mask] = of_teacher
         return evolve(samples, batch=samples.batch.with_token_column(self.column, found))
 
 
@@ -92,14 +97,17 @@ class Rescorer:
         return evolve(samples, batch=batch, schedule_metrics=metrics)
 
 
-def scorers_of(needs: spi.AlgorithmNeeds, reference: Reference, trainer: TrainerGroup, clock: PhaseClock) -> Iterator[Scorer]:
+def scorers_of(algorithm: AlgorithmHandle, reference: Reference, trainer: TrainerGroup, clock: PhaseClock) -> Iterator[Scorer]:
     """Yield the scorers that an algorithm needs, in their order."""
+
+    def of_policy(batch: spi.TokenBatch, weight_version: int) -> Float32Array:
+        return trainer.logprobs(batch, np.arange(batch.num_sequences), "policy", weight_version)
+
     yield Rescorer(trainer=trainer, clock=clock)
-    if needs.reference_logprobs_in_rollouts:
-        yield LogprobsScorer(column=spi.REFERENCE_LOGPROBS, of_batch=reference.of_batch, clock=clock)
-    if needs.policy_logprobs_in_rollouts:
-        yield LogprobsScorer(column=spi.PREVIOUS_LOGPROBS, of_batch=partial(_policy_logprobs, trainer), clock=clock)
-
-
-def _policy_logprobs(trainer: TrainerGroup, batch: spi.TokenBatch, weight_version: int) -> Float32Array:
-    return trainer.logprobs(batch, np.arange(batch.num_sequences), "policy", weight_version)
+    needs = algorithm.needs
+    for column, of_batch, is_needed in (
+        (spi.REFERENCE_LOGPROBS, reference.of_batch, needs.reference_logprobs_in_rollouts),
+        (spi.PREVIOUS_LOGPROBS, of_policy, needs.policy_logprobs_in_rollouts),
+    ):
+        if is_needed:
+            yield LogprobsScorer(column=column, of_batch=of_batch, algorithm=algorithm, clock=clock)

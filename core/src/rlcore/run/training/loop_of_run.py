@@ -88,7 +88,7 @@ class TrainingRun:
                     recipe=plan.recipe,
                     algorithm=plan.algorithm,
                     source=source,
-                    scorers=[*scorers_of(plan.algorithm.needs, reference, backends.trainer, clock), *critics],
+                    scorers=[*scorers_of(plan.algorithm, reference, backends.trainer, clock), *critics],
                     learners=[policy, *critics],
                     weights=weights,
                     saver=saver,

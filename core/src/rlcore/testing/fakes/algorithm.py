@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rlcore import spi
 from rlcore.spi.arrays import Float32Array
@@ -186,18 +186,14 @@ class FakeAlgorithm:
 
     def build_batch(self, rollouts: spi.RolloutBatch) -> spi.TrainingBatch:
         """Advantages are rewards less the mean over the group's valid samples."""
-        batch = rollouts.batch
-        if self.config.head == "value":
-            values = spi.LossSpec(path="rlcore.testing.fakes.algorithm:fake_regression", config=NoOptions())
-            return spi.TrainingBatch(batch=batch, loss=values)
-        if self.config.source == "demonstrations":
-            loss = spi.LossSpec(path="rlcore.testing.fakes.algorithm:fake_likelihood", config=NoOptions())
-            return spi.TrainingBatch(batch=batch, loss=loss)
-        if self.config.source == "preferences":
-            preference = FakePreferenceConfig(reference=self.config.kl_coefficient > 0.0)
-            return spi.TrainingBatch(
-                batch=batch, loss=spi.LossSpec(path="rlcore.testing.fakes.algorithm:fake_preference", config=preference)
-            )
+        batch, kind = rollouts.batch, "value" if self.config.head == "value" else self.config.source
+        of_kind = {
+            "value": ("fake_regression", NoOptions()),
+            "demonstrations": ("fake_likelihood", NoOptions()),
+            "preferences": ("fake_preference", FakePreferenceConfig(reference=self.config.kl_coefficient > 0.0)),
+        }
+        if kind in of_kind:
+            return spi.TrainingBatch(batch=batch, loss=_loss_spec(*of_kind[kind]))
         if self.config.critic:
             return self.build_with_critic(rollouts)
         advantages = group_advantages(rollouts)
@@ -220,28 +216,25 @@ class FakeAlgorithm:
         rewards = np.where(batch.loss_mask, np.repeat(rollouts.rewards, batch.lengths), 0).astype(np.float32)
         before = np.where(batch.loss_mask, np.roll(batch.token_columns[spi.VALUES], 1), 0).astype(np.float32)
         batch = batch.with_token_column(spi.ADVANTAGES, rewards - before).with_token_column(TOKEN_REWARDS, rewards)
-        critic_loss = spi.LossSpec(
-            path="rlcore.testing.fakes.algorithm:fake_value_error",
-            config=NoOptions(),
-            token_columns=(TOKEN_REWARDS,),
-        )
+        critic_loss = _loss_spec("fake_value_error", NoOptions(), TOKEN_REWARDS)
         return spi.TrainingBatch(batch=batch, loss=self.loss(), critic_loss=critic_loss)
 
     def loss(self) -> spi.LossSpec:
         """The policy gradient, with the columns and the entropy that its coefficients ask for."""
         reference = (spi.REFERENCE_LOGPROBS,) if self.config.kl_coefficient > 0.0 else ()
         generation = (spi.GENERATION_LOGPROBS,) if self.config.generation_ratio else ()
-        return spi.LossSpec(
-            path="rlcore.testing.fakes.algorithm:fake_policy_gradient",
-            config=FakePolicyGradientConfig(
-                importance_ratio=self.config.previous_logprobs,
-                generation_ratio=self.config.generation_ratio,
-                entropy_coefficient=self.config.entropy_coefficient,
-                kl_coefficient=self.config.kl_coefficient,
-            ),
-            token_columns=(spi.ADVANTAGES, *generation, *reference),
-            entropy="loss" if self.config.entropy_coefficient > 0.0 else "metric",
+        config = FakePolicyGradientConfig(
+            importance_ratio=self.config.previous_logprobs,
+            generation_ratio=self.config.generation_ratio,
+            entropy_coefficient=self.config.entropy_coefficient,
+            kl_coefficient=self.config.kl_coefficient,
         )
+        spec = _loss_spec("fake_policy_gradient", config, spi.ADVANTAGES, *generation, *reference)
+        return evolve(spec, entropy="loss" if self.config.entropy_coefficient > 0.0 else "metric")
+
+
+def _loss_spec(name: str, config: object, *columns: str) -> spi.LossSpec:
+    return spi.LossSpec(path=f"{__name__}:{name}", config=config, token_columns=columns)
 
 
 def group_advantages(rollouts: spi.RolloutBatch) -> Float64Array:

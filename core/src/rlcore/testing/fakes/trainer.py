@@ -80,20 +80,7 @@ class FakeTrainer:
             )
         self.check_bounds(metrics, request.bounds)
         logprobs = self.step_logprobs(request) if request.logprobs else None
-        self.schedule_step = request.schedule_step
-        rate = self.learning_rate()
-        if not self.config.instant:
-            self.apply_gradients(grads, norm)
-        self.weight_version += 1
-        return spi.TrainStepResult(
-            weight_version=self.weight_version,
-            loss=loss,
-            grad_norm=norm,
-            learning_rate=rate,
-            metrics=metrics,
-            logprobs=logprobs,
-            gradient_norms=self.gradient_norms(request, grads),
-        )
+        return spi.TrainStepResult(loss=loss, metrics=metrics, logprobs=logprobs, **self.update(request, grads, norm))
 
     @spi.hookimpl
     def forward_backward(self, request: spi.ForwardBackwardRequest) -> spi.ForwardBackwardResult:
@@ -115,14 +102,10 @@ class FakeTrainer:
         norm = norm_of(grads)
         if not isfinite(norm):
             raise spi.NonFiniteError(f"optim_step: found gradient norm {norm}; expected a finite one. State kept")
-        self.schedule_step, self.given = request.schedule_step, request
-        rate = self.learning_rate()
-        if not self.config.instant:
-            self.apply_gradients(grads, norm)
+        self.given = request
+        result = spi.OptimStepResult(**self.update(request, grads, norm))
         self.given = None
-        self.weight_version += 1
-        norms = self.gradient_norms(request, grads)
-        return spi.OptimStepResult(weight_version=self.weight_version, grad_norm=norm, learning_rate=rate, gradient_norms=norms)
+        return result
 
     @spi.hookimpl
     def get_logprobs(self, request: spi.LogprobsRequest) -> spi.LogprobsResult:
@@ -326,11 +309,17 @@ class FakeTrainer:
         both = (self.evaluate(self.weights, batch, request.temperature) for batch in request.microbatches)
         return tuple(logprobs.astype(np.float32) for logprobs, _ in both)
 
-    def gradient_norms(
-        self, request: spi.TrainStepRequest | spi.OptimStepRequest, grads: Mapping[str, Float64Array]
-    ) -> dict[str, float] | None:
-        """Return the L2 norm of each gradient where the request asks for them."""
-        return {name: norm_of({name: grad}) for name, grad in grads.items()} if request.gradient_norms else None
+    def update(
+        self, request: spi.TrainStepRequest | spi.OptimStepRequest, grads: dict[str, Float64Array], norm: float
+    ) -> dict[str, Any]:
+        """Apply the gradients, whose global L2 norm is given. Return the result's fields that both kinds of steps have."""
+        self.schedule_step = request.schedule_step
+        rate = self.learning_rate()
+        if not self.config.instant:
+            self.apply_gradients(grads, norm)
+        self.weight_version += 1
+        norms = {name: norm_of({name: grad}) for name, grad in grads.items()} if request.gradient_norms else None
+        return {"weight_version": self.weight_version, "grad_norm": norm, "learning_rate": rate, "gradient_norms": norms}
 
     def learning_rate(self) -> float:
         """The learning rate of the step under way."""
