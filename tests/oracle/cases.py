@@ -86,6 +86,10 @@ class Case:
     dtype: Literal["float32", "bfloat16"] = "float32"
     by_sequence: bool = False
     """Whether the loss is a mean over sequences instead of tokens."""
+    epochs: int = 1
+    """How often a step goes through its samples, in `updates` updates each time."""
+    reuse: int = 1
+    """How many steps train on the samples of the first of them."""
     staleness: int = 0
     on_stale: Literal["wait", "rescore"] = "wait"
     generator: Literal["transformers", "vllm"] = "transformers"
@@ -104,6 +108,8 @@ class Case:
             *(["two-ranks"] if self.ranks == 2 else []),
             *([self.dtype] if self.dtype != "float32" else []),
             *(["by-sequence"] if self.by_sequence else []),
+            *([f"{self.epochs}-epochs"] if self.epochs > 1 else []),
+            *([f"used-{self.reuse}-times"] if self.reuse > 1 else []),
             *([f"{self.staleness}-behind", self.on_stale] if self.staleness else []),
             *([self.generator] if self.generator != "transformers" else []),
             *(["separate"] if self.separate else []),
@@ -123,6 +129,8 @@ class Case:
             "trainer.name": self.trainer,
             "model.dtype": self.dtype,
             "training.minibatches_per_step": self.updates,
+            "training.epochs_per_step": self.epochs,
+            "rollout.reuse": self.reuse,
             "training.max_tokens_per_microbatch": self.max_microbatch_tokens,
             "rollout.max_response_tokens": 4,
             "algorithm.grpo.previous_logprobs": self.previous,
@@ -165,6 +173,7 @@ class Case:
             seed=recipe["run"]["seed"],
             num_steps=NUM_STEPS,
             minibatches_per_step=self.updates,
+            epochs_per_step=self.epochs,
             max_staleness=self.staleness,
             temperature=recipe["rollout"]["temperature"],
             top_p=0.8 if self.cut else 1.0,

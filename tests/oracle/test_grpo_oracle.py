@@ -45,12 +45,26 @@ NARROW = [
     Case(trainer="fsdp2", updates=4, previous="trainer", kl=True, cut=False, dtype="bfloat16"),
     Case(trainer="megatron", updates=4, previous="trainer", kl=True, cut=False, dtype="bfloat16"),
 ]
+EPOCHS = [
+    Case(trainer="fsdp2", updates=1, epochs=2, previous="trainer", kl=True, cut=False),
+    Case(trainer="fsdp2", updates=2, epochs=2, previous="generation", kl=False, cut=False),
+    Case(trainer="megatron", updates=2, epochs=2, previous="trainer", kl=False, cut=False),
+]
 
 
 @pytest.mark.wide(pairwise=True)
 @named(ONE_RANK)
 def test_one_rank(case: Case, run: Run, model: Path) -> None:
     assert_right(case, run(case, model), model)
+
+
+@named(EPOCHS)
+def test_two_epochs_of_a_step(case: Case, run: Run, model: Path) -> None:
+    recorded = run(case, model)
+    steps = judge(case, recorded, model)
+    assert len(recorded.updates) == NUM_STEPS * case.updates * case.epochs
+    second = steps[0].updates[case.updates].figures
+    assert second["ratio_max"] > 1.01
 
 
 def test_two_ranks_of_each_trainer_meet_every_option() -> None:

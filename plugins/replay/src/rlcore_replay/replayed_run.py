@@ -35,7 +35,13 @@ class ReplaySchedule(Schedule):
             {number: began for number, began in groups.items() if number in recorded.groups}
             for groups in (position.running, position.complete)
         )
-        own = Position(next_number=position.next_number, trained=position.trained, running=running, complete=complete)
+        own = Position(
+            next_number=position.next_number,
+            trained=position.trained,
+            running=running,
+            complete=complete,
+            reused=position.reused,
+        )
         super().__init__(policy, own)
         self.recorded = recorded
         self._is_generated = False
@@ -73,6 +79,10 @@ class ReplaySchedule(Schedule):
     def num_open(self) -> int:
         """Groups that ran, or had ended, while the step trained."""
         return self.recorded.steps[self.trained].num_open
+
+    def can_take(self) -> bool:
+        """Return whether all is there that the present weights are to generate, for a batch that is used again, too."""
+        return self._is_generated and super().can_take()
 
     def take(self) -> list[int]:
         """The groups of the next step, with what the file's run had given up by then."""

@@ -16,9 +16,11 @@ def differing(found: StepRecord, expected: StepRecord) -> list[int]:
     ]
 
 
-def wrong_with(records: Sequence[StepRecord], groups_per_step: int, group_size: int) -> Iterator[tuple[int, str, str]]:
+def wrong_with(
+    records: Sequence[StepRecord], groups_per_step: int, group_size: int, reuse: int = 1
+) -> Iterator[tuple[int, str, str]]:
     """What makes no schedule of records that are each of the right form: a record's place among them, what was found, what was
-    expected."""
+    expected. Of `reuse` steps that train on a batch the first one names its groups."""
     versions: set[int] = set()
     seen: set[int] = set()
     for place, record in enumerate(records):
@@ -26,7 +28,7 @@ def wrong_with(records: Sequence[StepRecord], groups_per_step: int, group_size: 
         numbers = [group.number for group in record.groups]
         if record.step != place + 1:
             yield place, f"step {record.step}", f"step {place + 1}: a line for each step, in order"
-        if len(numbers) != groups_per_step:
+        if len(numbers) != groups_per_step and (numbers or place % reuse == 0):
             yield place, f"{len(numbers)} groups", f"{groups_per_step} (training.prompts_per_step)"
         if twice := sorted(seen & set(numbers)):
             yield place, f"group {twice[0]} again", "each group in one step"

@@ -94,7 +94,7 @@ def _read(path: Path, plan: RunPlan) -> tuple[list[StepRecord], list[Problem]]:
             records[where] = record
     if len(records) == num_lines and not problems:
         places, steps = list(records), list(records.values())
-        wrong = wrong_with(steps, recipe.training.prompts_per_step, recipe.rollout.samples_per_prompt)
+        wrong = wrong_with(steps, recipe.training.prompts_per_step, recipe.rollout.samples_per_prompt, recipe.rollout.reuse)
         problems += [Problem(path=places[place], found=found, expected=expected) for place, found, expected in wrong]
     if num_lines < num_steps:
         expected = f"at most {num_lines}, the steps of {path}"

@@ -64,6 +64,7 @@ def policy_of(recipe: Recipe) -> SchedulePolicy:
         groups_per_step=num_groups,
         num_steps=recipe.run.num_steps,
         max_staleness=options.max_staleness,
+        reuse=rollout.reuse,
         on_stale=options.on_stale,
         num_extra=options.extra_prompts,
         # At first the groups of so many steps begin at once.

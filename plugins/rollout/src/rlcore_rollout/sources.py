@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 from attrs import evolve
 
@@ -26,7 +26,7 @@ from rlcore_rollout.trace_records import StepRecord, step_record
 class RolloutSource(Source):
     """Rewarded samples of the policy: of the present one, or within the schedule's bound of those before it."""
 
-    generates: ClassVar[bool] = True
+    generates = True
 
     def __init__(
         self,
@@ -62,6 +62,8 @@ class RolloutSource(Source):
         self._record: StepRecord | None = None
         self.endings = StepEndings()
         """The ends of the last step's episodes."""
+        self.is_reused = False
+        """True where the last step trained on the batch of the one before."""
         self._run = self._run_at(self._position(0))
         self._version_of_step: dict[int, int] = {}
         """The weights that each of the last steps began with."""
@@ -91,6 +93,7 @@ class RolloutSource(Source):
             self._curriculum.begin(found.position.next_number // self._policy.groups_per_step, found.curriculum)
         self._run = self._run_at(found.position)
         restore_rollouts(self._run, found, self._sampler.distribution, self._sampler.progress.note)
+        self.generates = self._generates_behind(found.position.trained) or not self._run.schedule.reuses
 
     @contextmanager
     def interruptible(self, guard: InterruptGuard) -> Iterator[Callable[[], bool]]:
@@ -104,19 +107,21 @@ class RolloutSource(Source):
 
     def sample(self, step: int, weight_version: int, may_go_on: Callable[[], bool] = always) -> CollectedRollouts | None:
         """At a staleness of 0 determined by seed, step and weights."""
-        schedule = self._run.schedule
+        schedule, reuses = self._run.schedule, self._run.schedule.reuses
         assert schedule.trained == step - 1, "steps follow each other"
         self._version_of_step[step - 1] = weight_version
         collected = self._sampler.collect_step(self._run, weight_version, may_go_on)
         if collected is None:
             return None
         step_begins(len(collected.rewards))
+        self.is_reused, self.generates = reuses, self._generates_behind(step)
         collected = evolve(collected, weight_version=weight_version)
         self.endings = self._run.taken(self._endings)
         figures: dict[str, float] = {}
         if self._curriculum is not None:
             figures |= self._curriculum.metrics()
-            self._has_signal, self._success = self._run.taken(lambda groups: (self._signals(groups), self._solved(groups)))
+            learned = self._run.taken(lambda groups: (self._signals(groups), self._solved(groups)))
+            self._has_signal, self._success = ({}, {}) if reuses else learned  # each sample tells of its row once
             collected = evolve(collected, schedule_metrics=figures)
         if self._policy.is_synchronous:
             return collected
@@ -126,7 +131,7 @@ class RolloutSource(Source):
         metrics, record = self._run.taken(
             lambda groups: (
                 schedule.metrics(),
-                step_record(schedule, groups, reasons, weight_version) if is_replayable else None,
+                step_record(schedule, () if reuses else groups, reasons, weight_version) if is_replayable else None,
             )
         )
         if record is not None:
@@ -198,6 +203,10 @@ class RolloutSource(Source):
         """End what is under way."""
         self._run.close()
         step_ends()
+
+    def _generates_behind(self, step: int) -> bool:
+        """Return whether the generator may be asked for samples once this step is trained."""
+        return self._overlaps or self._replay is not None or self._policy.begins_batch(step)
 
     def _curriculum_state(self) -> CurriculumState | None:
         return None if self._curriculum is None else self._curriculum.state()

@@ -1,0 +1,62 @@
+"""Checks keys of a recipe that say which prompts come, how often, and how often their samples are trained on."""
+
+from collections.abc import Iterator
+
+from rlcore.config.data import LEVEL_WINDOW
+from rlcore.run.plan.run_plan import RunPlan
+from rlcore.spi import Problem
+
+
+def check(plan: RunPlan) -> Iterator[Problem]:
+    """Yield the keys that contradict each other or do nothing, where episodes of turns are trained on."""
+    if plan.algorithm.needs.source == "rollouts":
+        yield from prompt_problems(plan)
+        yield from _reuse_problems(plan)
+
+
+def prompt_problems(plan: RunPlan) -> Iterator[Problem]:
+    """Yield the keys of `[data]` that choose prompts by their rewards, and contradict other keys."""
+    data, rollout = plan.recipe.data, plan.recipe.rollout
+    if plan.algorithm.needs.source != "rollouts":
+        return
+    one_sample = "with rollout.samples_per_prompt = 1" if rollout.samples_per_prompt == 1 else ""
+    if data.zero_variance_weight != 1.0 and one_sample:
+        yield Problem(
+            path="data.zero_variance_weight",
+            found=f"{data.zero_variance_weight:g}, {one_sample}",
+            expected="1.0, the default: no prompt has several samples whose rewards could differ",
+        )
+    if data.curriculum_threshold is None:
+        if data.level_window not in (None, LEVEL_WINDOW):
+            found = f"{data.level_window}, without data.curriculum_threshold"
+            yield Problem(path="data.level_window", found=found, expected="no such key, or both")
+        return
+    why = one_sample
+    if not why and rollout.dynamic_sampling:
+        why = "with rollout.dynamic_sampling, which replaces the groups that are solved as a whole"
+    elif not why and data.zero_variance_weight < 1:
+        why = f"with data.zero_variance_weight = {data.zero_variance_weight:g}, which passes over solved rows"
+    if why:
+        expected = "no such key: levels rise with the success of groups of several samples, all of which count"
+        yield Problem(path="data.curriculum_threshold", found=f"{data.curriculum_threshold:g}, {why}", expected=expected)
+
+
+def _reuse_problems(plan: RunPlan) -> Iterator[Problem]:
+    """Yield the keys that train on samples more than once where nothing allows or corrects it."""
+    recipe, needs = plan.recipe, plan.algorithm.needs
+    reuse, staleness = recipe.rollout.reuse, recipe.async_.max_staleness
+    if reuse > staleness + 1:
+        yield Problem(
+            path="rollout.reuse",
+            found=f"{reuse}, with async.max_staleness = {staleness}",
+            expected=f"at most {staleness + 1}: the last of the steps trains on samples that are {reuse - 1} steps old",
+            remedy=f"Set async.max_staleness = {reuse - 1}, or more to generate ahead.",
+        )
+    epochs = recipe.training.epochs_per_step
+    if epochs > 1 and not (needs.previous_logprobs or needs.corrects_staleness):
+        yield Problem(
+            path="training.epochs_per_step",
+            found=f"{epochs}, with algorithm {recipe.algorithm.name!r} as configured, which reads no ratio to earlier weights",
+            expected="1, or an algorithm with a ratio",
+            remedy="Leave the key out.",
+        )
