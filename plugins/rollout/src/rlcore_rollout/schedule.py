@@ -111,9 +111,8 @@ class Schedule:
         """At a position, which is the schedule's from now on. One of other rules may hold more groups than these, or older."""
         self.policy = policy
         self._at = Position() if position is None else position
-        self._training: dict[int, int] = {} if self.policy.begins_batch(self.trained) else self._at.reused
+        self._training: dict[int, int] = {} if self.policy.begins_batch(self.trained) else dict(self._at.reused)
         """Groups of the batch that was taken and is not yet trained on, or is to be once more."""
-        self._at.reused = {}
         self._dropped: list[int] = []
         """Groups that were given up before that batch, and behind the one before it; empty where none was taken."""
         self._refilled: list[int] = []
