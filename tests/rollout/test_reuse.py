@@ -46,7 +46,9 @@ def require_reuse(directory: Path, reuse: int, most: int = 1) -> None:
     assert all(place % reuse <= number <= most for place, number in enumerate(staleness))
 
 
-def test_steps_train_on_the_samples_of_the_first_of_them(run: Run, registry_with: Callable[..., Registry], tmp_path: Path) -> None:
+def test_steps_train_on_the_samples_of_the_first_of_them(
+    run: Run, registry_with: Callable[..., Registry], tmp_path: Path
+) -> None:
     calls = []
     for reuse in (1, 2):
         Counting.num_calls = 0

@@ -7,6 +7,7 @@ from rlcore.config.data import Split
 from rlcore.run.plan.collector import CollectorContext
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.train_step.scorers import OnTokens
+from rlcore.schema.describe import toml_literal
 from rlcore.schema.structure import structure
 from rlcore.spi import ConfigError, Problem
 from rlcore_replay.replayed_run import ScheduleReplay
@@ -52,16 +53,15 @@ def read_replay(path: Path, plan: RunPlan, *, resume: bool) -> ScheduleReplay:
             )
         )
         raise ConfigError(problems)
-    if plan.recipe.data.zero_variance_weight != 1.0:
-        expected = "1.0: which prompts come then follows from when samples ended, which no schedule says"
-        weight = f"{plan.recipe.data.zero_variance_weight:g}"
-        problems.append(Problem(path="data.zero_variance_weight", found=weight, expected=expected))
-        raise ConfigError(problems)
-    if plan.recipe.data.curriculum_threshold is not None:
-        expected = "no such key: which prompts come then follows from when samples ended, which no schedule says"
-        problems.append(
-            Problem(path="data.curriculum_threshold", found=f"{plan.recipe.data.curriculum_threshold:g}", expected=expected)
-        )
+    data, expected = plan.recipe.data, "{}: which prompts come then follows from when samples ended, which no schedule says"
+    if data.zero_variance_weight != 1.0:
+        weight = f"{data.zero_variance_weight:g}"
+        problems.append(Problem(path="data.zero_variance_weight", found=weight, expected=expected.format("1.0")))
+    for key in ("curriculum_threshold", "prompt_weights"):
+        if (value := getattr(data, key)) is not None:
+            found = toml_literal(value)
+            problems.append(Problem(path=f"data.{key}", found=found, expected=expected.format("no such key")))
+    if problems:
         raise ConfigError(problems)
     if plan.runs_agents:
         expected = "one whose answers follow from the turns of the policy: what an agent asks, and when, no schedule repeats"

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 from rlcore.config.data import LEVEL_WINDOW
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.spi import Problem
+from rlcore.schema.describe import toml_literal
+from rlcore.spi import PluginError, Problem
+from rlcore_rollout.prompt_weights import prompt_weights
 
 
 def check(plan: RunPlan) -> Iterator[Problem]:
@@ -26,6 +28,8 @@ def prompt_problems(plan: RunPlan) -> Iterator[Problem]:
             found=f"{data.zero_variance_weight:g}, {one_sample}",
             expected="1.0, the default: no prompt has several samples whose rewards could differ",
         )
+    if data.prompt_weights is not None:
+        yield from _weight_problems(plan, data.prompt_weights, one_sample)
     if data.curriculum_threshold is None:
         if data.level_window not in (None, LEVEL_WINDOW):
             found = f"{data.level_window}, without data.curriculum_threshold"
@@ -39,6 +43,21 @@ def prompt_problems(plan: RunPlan) -> Iterator[Problem]:
     if why:
         expected = "no such key: levels rise with the success of groups of several samples, all of which count"
         yield Problem(path="data.curriculum_threshold", found=f"{data.curriculum_threshold:g}, {why}", expected=expected)
+
+
+def _weight_problems(plan: RunPlan, name: str, one_sample: str) -> Iterator[Problem]:
+    """Yield what keeps prompts from coming by their weights."""
+    data, path = plan.recipe.data, "data.prompt_weights"
+    try:
+        prompt_weights(name)
+    except PluginError as error:
+        yield Problem(path=path, found=toml_literal(name), expected=str(error).removeprefix(f"{path}: "))
+    other = "data.zero_variance_weight" if data.zero_variance_weight < 1 else ""
+    if data.curriculum_threshold is not None:
+        other = "data.curriculum_threshold"
+    if why := one_sample or (f"with {other}" if other else ""):
+        expected = "no such key, or several samples of each prompt and no other key that orders prompts by their rewards"
+        yield Problem(path=path, found=f"{toml_literal(name)}, {why}", expected=expected)
 
 
 def _reuse_problems(plan: RunPlan) -> Iterator[Problem]:

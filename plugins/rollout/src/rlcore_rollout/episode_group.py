@@ -90,6 +90,11 @@ class EpisodeGroup:
         return sum(episode.valid for episode in self.episodes)
 
     @property
+    def rewards(self) -> list[float]:
+        """See OpenGroup."""
+        return [sum(episode.rewards) for episode in self.episodes if episode.valid]
+
+    @property
     def success_rate(self) -> float:
         """The share of these that solved it; 0.0 where there are none."""
         return sum(episode.success for episode in self.episodes if episode.valid) / max(self.num_rewarded, 1)

@@ -3,13 +3,16 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from rlcore.spi import EpisodeFailure, Row
 from rlcore_rollout.environment_calls import EnvironmentCalls, TaskPool
 from rlcore_rollout.environment_results import MaskedFailures
 from rlcore_rollout.request_queue import RequestQueue, SampleCount
 from rlcore_rollout.step_plans import StepPlans
+
+GroupRewards: TypeAlias = tuple[Sequence[float], float]
+"""The rewards of a group's samples, and the share of these that solved it."""
 
 
 class OpenGroup(Protocol):
@@ -22,6 +25,10 @@ class OpenGroup(Protocol):
     @property
     def num_rewarded(self) -> int:
         """Its samples that have a reward."""
+
+    @property
+    def rewards(self) -> Sequence[float]:
+        """The rewards of these."""
 
     @property
     def success_rate(self) -> float:

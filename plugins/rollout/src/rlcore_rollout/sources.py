@@ -16,6 +16,7 @@ from rlcore_rollout.curriculum import Curriculum, CurriculumState
 from rlcore_rollout.episode_run import EpisodeRun
 from rlcore_rollout.failures import StepEndings, ledger_name
 from rlcore_rollout.gc_tuning import step_begins, step_ends
+from rlcore_rollout.group_work import GroupRewards
 from rlcore_rollout.sampler import EpisodeSampler, Replay, StepSampler
 from rlcore_rollout.saved_rollouts import SavedRollouts, damage_told, dumps, loads, restore_rollouts, save_rollouts
 from rlcore_rollout.schedule import Position, SchedulePolicy
@@ -52,6 +53,8 @@ class RolloutSource(Source):
         """True where the rewards of the last batch's groups differed, and of those that were replaced before it."""
         self._success: dict[int, float] = {}
         """The share of solved samples of the last batch's groups."""
+        self._rewards: dict[int, GroupRewards] = {}
+        """The rewards of the last batch's groups, and of those that were replaced before it."""
         self._seed = seed
         self._policy = policy
         self._restarts = restarts and replay is None
@@ -120,8 +123,9 @@ class RolloutSource(Source):
         figures: dict[str, float] = {}
         if self._curriculum is not None:
             figures |= self._curriculum.metrics()
-            learned = self._run.taken(lambda groups: (self._signals(groups), self._solved(groups)))
-            self._has_signal, self._success = ({}, {}) if reuses else learned  # each sample tells of its row once
+            learned = self._run.taken(lambda groups: (self._signals(groups), self._solved(groups), self._rewards_of(groups)))
+            # Each sample tells of its row once.
+            self._has_signal, self._success, self._rewards = ({}, {}, {}) if reuses else learned
             collected = evolve(collected, schedule_metrics=figures)
         if self._policy.is_synchronous:
             return collected
@@ -147,7 +151,7 @@ class RolloutSource(Source):
     def trained(self) -> None:
         """Close the step's groups, and those that are too old for the next step."""
         if self._curriculum is not None:
-            self._curriculum.learn(self._has_signal, self._success)
+            self._curriculum.learn(self._has_signal, self._success, self._rewards)
         if self._restarts:
             self._run.pause()
         self._run.train()
@@ -215,7 +219,7 @@ class RolloutSource(Source):
         """Return whether rewards differ in the batch's groups, of those that tell of their own rows; they did not in such ones
         that were replaced."""
         run = self._run
-        replaced = [number for number in run.schedule.refilled if number not in run.unrated]
+        replaced = [number for number in run.schedule.refilled if number not in run.replaced or run.replaced[number][0]]
         signals = {group.number: run.work.has_signal(group) for group in groups if run.work.rates_row(group)}
         return signals | dict.fromkeys(replaced, False)
 
@@ -234,6 +238,14 @@ class RolloutSource(Source):
     def _solved(self, groups: Sequence[Any]) -> dict[int, float]:
         """The share of solved samples of the batch's groups, of those that tell of their own rows."""
         return {group.number: group.success_rate for group in groups if self._run.work.rates_row(group)}
+
+    def _rewards_of(self, groups: Sequence[Any]) -> dict[int, GroupRewards]:
+        """The rewards of the batch's groups, and of those that were replaced before it, as far as they tell of their own
+        rows."""
+        run = self._run
+        replaced = {number: found for number in run.schedule.refilled if (found := run.replaced.get(number)) is not None}
+        rated = {group.number: (group.rewards, group.success_rate) for group in groups if run.work.rates_row(group)}
+        return {number: found for number, found in (rated | replaced).items() if found[0]}
 
     def _note_beginning(self) -> None:
         """A step begins."""

@@ -123,6 +123,7 @@ def _pointless(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
         ("rollout.reuse", rollout.reuse > 1, rollout.reuse, again, ""),
         ("training.epochs_per_step", recipe.training.epochs_per_step > 1, recipe.training.epochs_per_step, again, ""),
         ("data.zero_variance_weight", data.zero_variance_weight < 1, f"{data.zero_variance_weight:g}", "1.0, the default", ""),
+        ("data.prompt_weights", data.prompt_weights is not None, data.prompt_weights, "no such key", ""),
         ("data.level_window", data.level_window is not None, data.level_window, "no such key", ""),
         ("data.curriculum_threshold", data.curriculum_threshold is not None, data.curriculum_threshold, "no such key", ""),
         (

@@ -20,6 +20,7 @@ ANOTHER_RUN = (
     "environment.name",
     "data.train",
     "data.zero_variance_weight",
+    "data.prompt_weights",
     "data.curriculum_threshold",
     "data.level_window",
     "training.prompts_per_step",
