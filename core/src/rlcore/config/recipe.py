@@ -78,6 +78,9 @@ class RolloutConfig:
 
     samples_per_prompt: Positive = 8
     """Samples of one prompt, which form a group."""
+    max_samples_per_prompt: Annotated[int, between(2, 2**20)] | None = None
+    """A multiple of it: as long as the rewards of a group are all equal, it gets as many samples again, up to this number
+    (the rounds of Reinforce-Ada, arXiv:2510.04996). None: all groups have as many."""
     max_prompt_tokens: Positive = 512
     """Longest prompt."""
     max_response_tokens: Positive = 512

@@ -203,6 +203,10 @@ class ReplayGroups(PromptGroups):
             number=number, replacement=replacement, spare=record.spare, num_long=record.num_long, is_left_out=record.left_out
         )
 
+    def wants_more(self, group: EpisodeGroup) -> bool:
+        """See PromptGroups."""
+        return len(group.episodes) < len(self._schedule.recorded.groups[group.number].samples)
+
     def failed_before(self, number: int) -> Failure | None:
         """See PromptGroups."""
         lost = self._schedule.recorded.groups[number].failed

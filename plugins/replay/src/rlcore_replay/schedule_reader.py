@@ -13,7 +13,7 @@ from rlcore.spi import ConfigError, Problem
 from rlcore_replay.replayed_run import ScheduleReplay
 from rlcore_replay.rollout_trace import RolloutTrace, wrong_with
 from rlcore_rollout.episode_collector import EpisodeCollector
-from rlcore_rollout.from_recipe import policy_of
+from rlcore_rollout.from_recipe import most_samples, policy_of
 from rlcore_rollout.sampler import EpisodeSampler
 from rlcore_rollout.schedule_file import RECIPE, parsed_line, recipe_problems, schedule_lines, shortened
 from rlcore_rollout.trace_records import StepRecord
@@ -73,7 +73,7 @@ def read_replay(path: Path, plan: RunPlan, *, resume: bool) -> ScheduleReplay:
     steps, found = _read(path, plan)
     if problems := [*problems, *found]:
         raise ConfigError(problems)
-    return ScheduleReplay(RolloutTrace(steps=steps, group_size=plan.recipe.rollout.samples_per_prompt))
+    return ScheduleReplay(RolloutTrace(steps=steps, group_size=most_samples(plan.recipe.rollout)))
 
 
 def _read(path: Path, plan: RunPlan) -> tuple[list[StepRecord], list[Problem]]:
@@ -94,7 +94,8 @@ def _read(path: Path, plan: RunPlan) -> tuple[list[StepRecord], list[Problem]]:
             records[where] = record
     if len(records) == num_lines and not problems:
         places, steps = list(records), list(records.values())
-        wrong = wrong_with(steps, recipe.training.prompts_per_step, recipe.rollout.samples_per_prompt, recipe.rollout.reuse)
+        rollout, groups = recipe.rollout, recipe.training.prompts_per_step
+        wrong = wrong_with(steps, groups, most_samples(rollout), rollout.reuse, rollout.samples_per_prompt)
         problems += [Problem(path=places[place], found=found, expected=expected) for place, found, expected in wrong]
     if num_lines < num_steps:
         expected = f"at most {num_lines}, the steps of {path}"

@@ -14,6 +14,7 @@ def check(plan: RunPlan) -> Iterator[Problem]:
     if plan.algorithm.needs.source == "rollouts":
         yield from prompt_problems(plan)
         yield from _reuse_problems(plan)
+        yield from _size_problems(plan)
 
 
 def prompt_problems(plan: RunPlan) -> Iterator[Problem]:
@@ -79,3 +80,22 @@ def _reuse_problems(plan: RunPlan) -> Iterator[Problem]:
             expected="1, or an algorithm with a ratio",
             remedy="Leave the key out.",
         )
+
+
+def _size_problems(plan: RunPlan) -> Iterator[Problem]:
+    """Yield what keeps groups from having different numbers of samples."""
+    recipe, needs, path = plan.recipe, plan.algorithm.needs, "rollout.max_samples_per_prompt"
+    size, most = recipe.rollout.samples_per_prompt, recipe.rollout.max_samples_per_prompt
+    if most is None:
+        return
+    if most % size or most == size:
+        expected = f"a larger multiple of rollout.samples_per_prompt, which is {size}"
+        yield Problem(path=path, found=f"{most}", expected=expected, remedy=f"Set it to {2 * size}, or leave it out.")
+    why = ""
+    if size == 1:
+        why = "rollout.samples_per_prompt = 1, where each group's rewards are equal"
+    elif needs.whole_groups or not needs.rewards:
+        why = f"algorithm {recipe.algorithm.name!r}, which compares no rewards of groups"
+    if why:
+        expected = "no such key, or groups of several samples that are compared by their rewards"
+        yield Problem(path=path, found=f"{most}, with {why}", expected=expected)

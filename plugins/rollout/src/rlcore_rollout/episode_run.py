@@ -270,13 +270,13 @@ class EpisodeRun(Generic[GroupT]):
     def _on_ended(self, number: int) -> None:
         """An episode of a group has ended."""
         group = self._groups[number]
-        if not group.all_ended():
+        if not group.all_ended() or self.work.extend(group):
             return
         group.finish()
         counts = self.schedule.policy.max_refills is None or self.work.has_signal(group)
         if not self.schedule.end(number, has_signal=counts):
             self.replaced[number] = (group.rewards if self.work.rates_row(group) else (), group.success_rate)
-            self.work.failures.replace(number, self.work.group_size)
+            self.work.failures.replace(number, len(group.endings()))
             self._leave_out([number], "asked again")
             self._forget([number])
         self._admit()

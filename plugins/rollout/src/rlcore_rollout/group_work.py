@@ -59,6 +59,7 @@ class GroupWork(ABC, Generic[GroupT]):
     plans: StepPlans
     """The plans that groups begin with."""
     group_size: int
+    """Most samples of a group."""
     ends_without_samples: ClassVar[bool] = True
     """True where calls of the environment end while nothing is generated."""
 
@@ -114,6 +115,10 @@ class GroupWork(ABC, Generic[GroupT]):
         """Return whether the rewards of a group that has ended say something of its own row: several samples have one, and no
         other row took its place."""
         return group.num_rewarded > 1 and self.row(group) is self.plans.row(group.number)
+
+    def extend(self, group: GroupT) -> bool:  # noqa: ARG002 - most groups have their samples from the beginning
+        """Ask for further samples of a group that has ended, where it is to have some. Whether it is."""
+        return False
 
     @abstractmethod
     def has_signal(self, group: GroupT) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from attrs import evolve
 
 from rlcore.run.data.mixes import rows_at
@@ -126,9 +127,11 @@ class RolloutSource(Source):
             learned = self._run.taken(lambda groups: (self._signals(groups), self._solved(groups), self._rewards_of(groups)))
             # Each sample tells of its row once.
             self._has_signal, self._success, self._rewards = ({}, {}, {}) if reuses else learned
-            collected = evolve(collected, schedule_metrics=figures)
+        if self._sampler.round_size is not None:
+            sizes = np.bincount(collected.group_ids[collected.first_sequences])
+            figures |= {"samples_per_prompt_mean": float(sizes.mean()), "samples_per_prompt_max": float(sizes.max())}
         if self._policy.is_synchronous:
-            return collected
+            return evolve(collected, schedule_metrics=figures)
         oldest = self._version_of_step.get(self._policy.oldest_unscored(step - 1), 0)
         reasons = self._run.work.failures.reasons
         is_replayable = isinstance(self._sampler, EpisodeSampler)  # what agents do is repeated by no schedule

@@ -121,6 +121,7 @@ def _pointless(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
         ("async", recipe.async_ != AsyncConfig(), "the section", "no such section", ""),
         ("rollout.replay_routing", rollout.replay_routing, "true", "false: there is no routing to replay", ""),
         ("rollout.reuse", rollout.reuse > 1, rollout.reuse, again, ""),
+        ("rollout.max_samples_per_prompt", rollout.max_samples_per_prompt, rollout.max_samples_per_prompt, "no such key", ""),
         ("training.epochs_per_step", recipe.training.epochs_per_step > 1, recipe.training.epochs_per_step, again, ""),
         ("data.zero_variance_weight", data.zero_variance_weight < 1, f"{data.zero_variance_weight:g}", "1.0, the default", ""),
         ("data.prompt_weights", data.prompt_weights is not None, data.prompt_weights, "no such key", ""),
