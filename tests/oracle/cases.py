@@ -88,6 +88,8 @@ class Case:
     """Whether the loss is a mean over sequences instead of tokens."""
     epochs: int = 1
     """How often a step goes through its samples, in `updates` updates each time."""
+    grows: bool = False
+    """Whether a group without a signal gets as many samples again."""
     reuse: int = 1
     """How many steps train on the samples of the first of them."""
     staleness: int = 0
@@ -109,6 +111,7 @@ class Case:
             *([self.dtype] if self.dtype != "float32" else []),
             *(["by-sequence"] if self.by_sequence else []),
             *([f"{self.epochs}-epochs"] if self.epochs > 1 else []),
+            *(["grows"] if self.grows else []),
             *([f"used-{self.reuse}-times"] if self.reuse > 1 else []),
             *([f"{self.staleness}-behind", self.on_stale] if self.staleness else []),
             *([self.generator] if self.generator != "transformers" else []),
@@ -131,6 +134,7 @@ class Case:
             "training.minibatches_per_step": self.updates,
             "training.epochs_per_step": self.epochs,
             "rollout.reuse": self.reuse,
+            **({"rollout.max_samples_per_prompt": 2 * SAMPLES_PER_PROMPT} if self.grows else {}),
             "training.max_tokens_per_microbatch": self.max_microbatch_tokens,
             "rollout.max_response_tokens": 4,
             "algorithm.grpo.previous_logprobs": self.previous,
