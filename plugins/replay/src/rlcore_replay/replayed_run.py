@@ -5,7 +5,7 @@ a round is asked for at once, in the groups' order, when the generator has answe
 answered that. So what runs beside a sample, and with it the rounding, is the same in each replay.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve, fields, frozen
@@ -16,6 +16,7 @@ from rlcore_rollout.environment_calls import EnvironmentCalls
 from rlcore_rollout.environment_results import Failure
 from rlcore_rollout.episode import Completion, Episode
 from rlcore_rollout.episode_group import EpisodeGroup
+from rlcore_rollout.group_work import GroupRewards
 from rlcore_rollout.prompt_groups import PromptGroups
 from rlcore_rollout.sampler import EpisodeSampler
 from rlcore_rollout.schedule import Position, Schedule, SchedulePolicy
@@ -253,6 +254,10 @@ class ScheduleReplay:
         """See Replay. No clock ends an episode but where it did in the file."""
         parts = {one.name: getattr(sampler, one.name) for one in fields(EpisodeSampler)}
         return ReplaySampler(recorded=self.recorded, **{**parts, "episode_timeout_s": None})
+
+    def replaced(self, step: int) -> Mapping[int, GroupRewards]:
+        """See Replay."""
+        return {one.number: (one.rewards, one.success) for one in self.recorded.steps[step - 1].replaced}
 
     def difference(self, record: StepRecord) -> str | None:
         """See Replay."""

@@ -3,15 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlcore.config.data import Split
-from rlcore.run.plan.collector import CollectorContext
+from rlcore.run.plan.collector import CollectorContext, PromptRows
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.train_step.scorers import OnTokens
-from rlcore.schema.describe import toml_literal
 from rlcore.schema.structure import structure
 from rlcore.spi import ConfigError, Problem
 from rlcore_replay.replayed_run import ScheduleReplay
 from rlcore_replay.rollout_trace import RolloutTrace, wrong_with
+from rlcore_rollout.curriculum import Curriculum
 from rlcore_rollout.episode_collector import EpisodeCollector
 from rlcore_rollout.from_recipe import most_samples, policy_of
 from rlcore_rollout.sampler import EpisodeSampler
@@ -35,6 +37,13 @@ class ReplayCollector(EpisodeCollector):
         assert isinstance(made, EpisodeSampler), "as EpisodeCollector makes it"
         return self.replay.sampler(made) if split == "train" else made
 
+    def curriculum(self, prompts: PromptRows) -> Curriculum | None:
+        """See EpisodeCollector: with the rows of the recorded run."""
+        if (made := super().curriculum(prompts)) is not None:
+            steps = self.replay.recorded.steps
+            made.recorded = {one.step: (np.array(one.rows, np.int64), one.end) for step in steps for one in step.plans}
+        return made
+
 
 def read_replay(path: Path, plan: RunPlan, *, resume: bool) -> ScheduleReplay:
     """The steps of a recipe's run. ConfigError with all that keeps them from being replayed: what is wrong with the file, what
@@ -52,16 +61,6 @@ def read_replay(path: Path, plan: RunPlan, *, resume: bool) -> ScheduleReplay:
                 remedy="There is nothing to replay: a run of it without --replay-schedule is the same each time.",
             )
         )
-        raise ConfigError(problems)
-    data, expected = plan.recipe.data, "{}: which prompts come then follows from when samples ended, which no schedule says"
-    if data.zero_variance_weight != 1.0:
-        weight = f"{data.zero_variance_weight:g}"
-        problems.append(Problem(path="data.zero_variance_weight", found=weight, expected=expected.format("1.0")))
-    for key in ("curriculum_threshold", "prompt_weights"):
-        if (value := getattr(data, key)) is not None:
-            found = toml_literal(value)
-            problems.append(Problem(path=f"data.{key}", found=found, expected=expected.format("no such key")))
-    if problems:
         raise ConfigError(problems)
     if plan.runs_agents:
         expected = "one whose answers follow from the turns of the policy: what an agent asks, and when, no schedule repeats"

@@ -28,6 +28,8 @@ class CurriculumState:
     """None where rows of all levels come."""
     outcomes: PromptOutcomes | None = None
     """None where rows come by no weights."""
+    unrecorded: tuple[int, ...] = ()
+    """The steps of `planned` that no trace has yet."""
 
 
 class Curriculum:
@@ -47,6 +49,8 @@ class Curriculum:
         self._weight = weight
         self._levels = levels
         self._weights = weights
+        self.recorded: Mapping[int, tuple[Int64Array, int]] = {}
+        """The rows of steps of a recorded run, as CurriculumState.planned."""
         self._lock = threading.Lock()
         """Rows are chosen where groups begin, which may be while another thread trains."""
         self.begin(0, None)
@@ -63,6 +67,7 @@ class Curriculum:
             )
         self._position, self._no_variance = saved.position, saved.no_variance.copy()
         self._planned = dict(saved.planned)
+        self._unrecorded = set(saved.unrecorded)
         self._outcomes = saved.outcomes or PromptOutcomes.empty(num_rows)
         self._outcomes.require(num_rows)
         if self._levels is not None:
@@ -79,6 +84,7 @@ class Curriculum:
                 planned=dict(self._planned),
                 levels=None if self._levels is None else self._levels.state(),
                 outcomes=None if self._weights is None else self._outcomes,
+                unrecorded=tuple(sorted(self._unrecorded & self._planned.keys())),
             )
 
     @property
@@ -96,6 +102,12 @@ class Curriculum:
                 "data/rate_mean": float(of_rows.mean()),
             }
         return found if self._levels is None else found | {"data/level": float(self._levels.level)}
+
+    def take_plans(self) -> dict[int, tuple[Int64Array, int]]:
+        """The rows of the steps that were chosen since the last call, as CurriculumState.planned."""
+        with self._lock:
+            taken, self._unrecorded = self._unrecorded, set()
+            return {step: self._planned[step] for step in sorted(taken & self._planned.keys())}
 
     def indices(self, step: int) -> Int64Array:
         """int64 [batch_size]: row numbers of a step; steps count from 0, and are first asked for in order."""
@@ -149,7 +161,8 @@ class Curriculum:
     def _plan(self, step: int) -> tuple[Int64Array, int]:
         with self._lock:
             if step not in self._planned:
-                self._planned[step] = self._chosen(step)
+                self._planned[step] = self.recorded.get(step) or self._chosen(step)
+                self._unrecorded.add(step)
                 self._position = self._planned[step][1]
             return self._planned[step]
 

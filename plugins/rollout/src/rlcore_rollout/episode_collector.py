@@ -82,13 +82,17 @@ class EpisodeCollector(Collector):
             ),
             rows=prompts.rows,
             kept=prompts.kept,
-            stream=_curriculum(recipe.data, prompts) or prompts.order,
+            stream=self.curriculum(prompts) or prompts.order,
             seed=recipe.run.seed,
             policy=policy_of(recipe),
             restarts=recipe.async_.partial_rollouts == "restart",
             overlaps=self.plan.overlaps,
             replay=self.replay,
         )
+
+    def curriculum(self, prompts: PromptRows) -> Curriculum | None:
+        """Return the order of prompts by what was learned of them; None where it does not matter."""
+        return _curriculum(self.plan.recipe.data, prompts)
 
     def observers(self, source: Source, held_out: PromptRows | None, loop: LoopContext) -> Iterable[LoopObserver]:
         """See Collector."""

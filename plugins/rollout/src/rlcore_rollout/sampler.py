@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, compress
 from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeAlias
@@ -26,7 +26,7 @@ from rlcore_rollout.episode import NOT_GENERATED, EndedSegment, Episode
 from rlcore_rollout.episode_group import Compared, EpisodeGroup, reward_components
 from rlcore_rollout.episode_run import EpisodeRun
 from rlcore_rollout.gc_tuning import only_young_collections
-from rlcore_rollout.group_work import GroupT, GroupWork
+from rlcore_rollout.group_work import GroupRewards, GroupT, GroupWork
 from rlcore_rollout.prompt_groups import GroupOptions, PromptGroups
 from rlcore_rollout.schedule import Position, Schedule, SchedulePolicy
 from rlcore_rollout.step_plans import Draws, PromptLimit, StepPlan, StepPlans
@@ -298,6 +298,9 @@ class Replay(Protocol):
 
     def sampler(self, sampler: EpisodeSampler) -> EpisodeSampler:
         """Return the sampler that repeats the recorded run, with the options of another."""
+
+    def replaced(self, step: int) -> Mapping[int, GroupRewards]:
+        """Return the rewards of the groups that the recorded run replaced before a step, counted from 1."""
 
     def difference(self, record: StepRecord) -> str | None:
         """Return why a step is no longer that of the recorded run; None where it is."""

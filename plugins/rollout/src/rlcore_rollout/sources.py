@@ -22,7 +22,7 @@ from rlcore_rollout.sampler import EpisodeSampler, Replay, StepSampler
 from rlcore_rollout.saved_rollouts import SavedRollouts, damage_told, dumps, loads, restore_rollouts, save_rollouts
 from rlcore_rollout.schedule import Position, SchedulePolicy
 from rlcore_rollout.step_plans import Draws, StepPlan
-from rlcore_rollout.trace_records import StepRecord, step_record
+from rlcore_rollout.trace_records import PlanRecord, ReplacedRecord, StepRecord, step_record
 
 
 class RolloutSource(Source):
@@ -123,6 +123,8 @@ class RolloutSource(Source):
         self.endings = self._run.taken(self._endings)
         figures: dict[str, float] = {}
         if self._curriculum is not None:
+            if self._replay is not None:
+                self._run.replaced |= self._replay.replaced(step)
             figures |= self._curriculum.metrics()
             learned = self._run.taken(lambda groups: (self._signals(groups), self._solved(groups), self._rewards_of(groups)))
             # Each sample tells of its row once.
@@ -142,7 +144,8 @@ class RolloutSource(Source):
             )
         )
         if record is not None:
-            self._record = evolve(record, num_rescored=int(collected.older_than(oldest).sum()))
+            record = evolve(record, num_rescored=int(collected.older_than(oldest).sum()))
+            self._record = record if self._curriculum is None else self._with_choices(record, self._curriculum)
             if self._is_exact and self._replay is not None and (reason := self._replay.difference(self._record)) is not None:
                 self._is_exact = False
                 self._sampler.progress.note(
@@ -225,6 +228,21 @@ class RolloutSource(Source):
         replaced = [number for number in run.schedule.refilled if number not in run.replaced or run.replaced[number][0]]
         signals = {group.number: run.work.has_signal(group) for group in groups if run.work.rates_row(group)}
         return signals | dict.fromkeys(replaced, False)
+
+    def _with_choices(self, record: StepRecord, curriculum: Curriculum) -> StepRecord:
+        """The record of a step with the rows that were chosen for it, and what they follow from."""
+        return evolve(
+            record,
+            plans=tuple(
+                PlanRecord(step=step, rows=tuple(rows.tolist()), end=end)
+                for step, (rows, end) in curriculum.take_plans().items()
+            ),
+            replaced=tuple(
+                ReplacedRecord(number=number, rewards=tuple(found[0]), success=found[1])
+                for number in record.refilled
+                if (found := self._run.replaced.get(number)) is not None
+            ),
+        )
 
     def _endings(self, groups: Sequence[Any]) -> StepEndings:
         """The rows of the batch's groups, and the episodes that were left out since the batch before."""
