@@ -63,7 +63,8 @@ def test_one_rank(case: Case, run: Run, model: Path) -> None:
 def test_two_epochs_of_a_step(case: Case, run: Run, model: Path) -> None:
     recorded = run(case, model)
     steps = judge(case, recorded, model)
-    assert len(recorded.updates) == NUM_STEPS * case.updates * case.epochs
+    # An update of groups without a signal is left out, in each epoch.
+    assert NUM_STEPS * case.updates < len(recorded.updates) <= NUM_STEPS * case.updates * case.epochs
     second = steps[0].updates[case.updates].figures
     assert second["ratio_max"] > 1.01
 
