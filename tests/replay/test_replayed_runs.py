@@ -287,7 +287,9 @@ def test_restarted_samples_see_no_weights_in_flight(
     assert_equal(first, again)
 
 
-@pytest.mark.parametrize("order", ["prompt_weights=learnability", "prompt_weights=progress", "zero_variance_weight=0.2"])
+@pytest.mark.parametrize(
+    "order", ["prompt_weights=learnability", "prompt_weights=learning_progress", "zero_variance_weight=0.2"]
+)
 @pytest.mark.parametrize("options", [ahead(2), ahead(1, *REFILLED)], ids=["ahead", "refilled"])
 def test_a_replay_takes_the_prompts_that_the_run_chose(run: Run, tmp_path: Path, order: str, options: tuple[str, ...]) -> None:
     first, again = tmp_path / "runs" / "first", tmp_path / "runs" / "again"

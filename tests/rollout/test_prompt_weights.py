@@ -19,7 +19,7 @@ from ..replay.test_replayed_runs import weights  # type: ignore[import-not-found
 from .test_asynchrony import Killed, Watched, ahead, prompts  # type: ignore[import-not-found]
 
 Run = Callable[..., dict[str, Any]]
-NAMES = ("learnability", "progress", "failures")
+NAMES = ("learnability", "learning_progress", "failure_rate")
 
 
 def outcomes(*groups: tuple[int, Sequence[float], float], num_rows: int = 4) -> PromptOutcomes:
@@ -33,8 +33,8 @@ HALF, THIRD = ([1.0, 0.0, 1.0, 0.0], 0.5), ([0.0, 0.0, 1.0], 1 / 3)
     ("name", "expected"),
     [
         ("learnability", [0.25, 0.0, 2 / 9, 0.0]),  # p(1 - p)
-        ("progress", [0.5, 1.0, (2 / 9) ** 0.5, 0.0]),  # of one group, its standard deviation
-        ("failures", [0.5, 0.0, 2 / 3, 1.0]),
+        ("learning_progress", [0.5, 1.0, (2 / 9) ** 0.5, 0.0]),  # of one group, its standard deviation
+        ("failure_rate", [0.5, 0.0, 2 / 3, 1.0]),
     ],
 )
 def test_weights_are_those_of_the_formulas(name: str, expected: list[float]) -> None:
@@ -123,7 +123,7 @@ REFILLED = ("rollout.dynamic_sampling=true", "rollout.max_refill_ratio=50")
 
 @pytest.mark.parametrize(
     ("name", "more"),
-    [("learnability", ()), ("progress", REFILLED), ("learnability", ("rollout.reuse=2", "async.max_staleness=1"))],
+    [("learnability", ()), ("learning_progress", REFILLED), ("learnability", ("rollout.reuse=2", "async.max_staleness=1"))],
     ids=str,
 )
 def test_a_killed_run_takes_the_same_prompts(run: Run, tmp_path: Path, name: str, more: Sequence[str]) -> None:

@@ -81,13 +81,13 @@ def learnability(outcomes: PromptOutcomes) -> Float64Array:
     return outcomes.variance
 
 
-def progress(outcomes: PromptOutcomes) -> Float64Array:
+def learning_progress(outcomes: PromptOutcomes) -> Float64Array:
     """float64 [N]: the magnitude of the change of the mean reward from one group to the next (absolute learning progress,
     arXiv:1707.00183, section 3). A row with one group weighs as its standard deviation does: nothing is known of its change."""
     return np.where(outcomes.num_groups > 1, np.abs(outcomes.change), np.sqrt(outcomes.variance))
 
 
-def failures(outcomes: PromptOutcomes) -> Float64Array:
+def failure_rate(outcomes: PromptOutcomes) -> Float64Array:
     """float64 [N]: 1 - s with s the share of solved samples (prioritised sampling of Kimi k1.5, arXiv:2501.12599)."""
     return 1.0 - outcomes.success
 

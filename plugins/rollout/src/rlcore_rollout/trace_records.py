@@ -95,7 +95,7 @@ class ReplacedRecord:
 
     number: Count
     rewards: tuple[float, ...]
-    """Those of its samples; none where they say nothing of its row."""
+    """Its samples' rewards; none where they say nothing of its row."""
     success: float
     """The share of these that solved it."""
 
