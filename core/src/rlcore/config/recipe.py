@@ -163,7 +163,7 @@ class TrainingConfig:
     minibatches_per_step: Positive = 1
     """Optimizer steps that a step's batch is divided into, whole groups each."""
     epochs_per_step: Positive = 1
-    """Passes over a step's rollouts, each in minibatches of its own (PPO's epochs). Ratios are to the start of the step."""
+    """Passes over a step's rollouts, each in minibatches of its own (epochs). Ratios are to the start of the step."""
     max_tokens_per_microbatch: Positive = 8192
     """Most tokens in one forward and backward pass; a longer sequence gets one of its own, and so do the two of a pair of
     answers."""
