@@ -172,6 +172,18 @@ def test_a_batch_is_trained_on_in_several_steps() -> None:
     assert schedule.admit() == [2, 3]
 
 
+def test_nothing_begins_that_would_be_too_old_for_the_next_batch() -> None:
+    schedule = Schedule(policy(max_staleness=1, reuse=2, on_stale="drop", num_extra=1))
+    assert schedule.admit() == [0, 1, 2]
+    end(schedule, 0, 1)
+    schedule.take()
+    assert schedule.train() == [2]
+    assert schedule.admit() == []
+    schedule.take()
+    schedule.train()
+    assert schedule.admit() == [3, 4, 5]
+
+
 def test_batches_run_ahead_as_far_as_the_last_step_that_uses_them_is_within_the_bound() -> None:
     rules = policy(max_staleness=4, reuse=2)
     assert (rules.first_staleness, rules.batches_ahead, rules.capacity) == (3, 1, 4)

@@ -195,6 +195,8 @@ class Schedule:
     def admit(self) -> list[int]:
         """The groups that begin now."""
         policy, at = self.policy, self._at
+        if self.reuses and policy.is_stale(at.trained, at.trained):
+            return []  # the next batch begins with younger weights
         num_batches = -(-policy.num_steps // policy.reuse) - at.trained // policy.reuse  # the one in training among them
         num_wanted = num_batches * policy.groups_per_step + policy.num_extra
         num_begun = len(at.running) + len(at.complete) + len(self._training)
