@@ -217,14 +217,16 @@ def test_adapters_are_replayed(recipe_of: Callable[..., Any], tmp_path: Path) ->
     assert first_difference(found.rows) is None, found.rows
 
 
-def test_samples_of_older_weights_are_replayed(recipe_of: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("reuse", [1, 2])
+def test_samples_of_older_weights_are_replayed(recipe_of: Callable[..., Any], tmp_path: Path, reuse: int) -> None:
+    """Where a batch is used twice, the second of its steps trains on nothing else."""
     (tmp_path / "longer.py").write_text("def score(completion):\n    return float(len(completion))\n")
     recipe = recipe_of(
         tmp_path,
         environment={"function": {"path": f"{tmp_path / 'longer.py'}:score"}},
         **{"async": {"max_staleness": 1}},
-        rollout={"max_response_tokens": 24},
-        training={"prompts_per_step": 8},
+        rollout={"max_response_tokens": 24, "reuse": reuse},
+        training={"prompts_per_step": 8, "epochs_per_step": reuse},
     )
     run = rlcore.train(recipe, progress="silent")
     bundle = read_bundle(run.path / "bundles" / "step-000002")

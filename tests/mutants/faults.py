@@ -149,8 +149,8 @@ FAULTS = (
     Fault(
         "failures of replaced groups are told of a step's samples",
         "rlcore_rollout.sampler",
-        "num_samples=len(numbers), replaced={})",
-        "num_samples=len(numbers))",
+        "num_samples=num_samples, replaced={})",
+        "num_samples=num_samples)",
         "tests/rollout/test_masked_failures.py::test_failures_below_the_bound_are_said_with_reason_and_count",
     ),
     Fault(
@@ -249,8 +249,8 @@ FAULTS = (
     Fault(
         "minibatches cut groups apart",
         MINIBATCHES,
-        "return [np.flatnonzero(np.isin(groups, group_ids)) for group_ids in np.array_split(order, num_updates)]",
-        "return [np.sort(part) for part in np.array_split(random.permutation(batch.num_sequences), num_updates)]",
+        "return [np.flatnonzero(np.isin(groups, group_ids)) for order in orders for group_ids in order]",
+        "return [np.sort(part) for _ in epochs for part in np.array_split(random.permutation(len(groups)), num_updates)]",
         WITH_KL,
     ),
     Fault(
@@ -270,8 +270,8 @@ FAULTS = (
     Fault(
         "the schedule is a step ahead",
         MINIBATCHES,
-        "batch, planned = training.batch, (step - 1 - num_warmup_steps) * recipe.training.minibatches_per_step",
-        "batch, planned = training.batch, step * recipe.training.minibatches_per_step",
+        "batch, planned = training.batch, (step - 1 - num_warmup_steps) * recipe.training.updates_per_step",
+        "batch, planned = training.batch, step * recipe.training.updates_per_step",
         WITH_KL,
     ),
     Fault(
@@ -313,7 +313,7 @@ FAULTS = (
     Fault(
         "groups are dealt out sample by sample",
         "rlcore_rollout.sampler",
-        "groups_of = np.repeat(np.arange(len(groups), dtype=np.int32), self.samples_per_prompt)",
+        "groups_of = np.repeat(np.arange(len(groups), dtype=np.int32), [len(group.episodes) for group in groups])",
         "groups_of = np.sort(np.arange(len(valid), dtype=np.int32) % 7 % len(groups))",
         WITH_KL,
     ),
@@ -419,8 +419,8 @@ FAULTS = (
     Fault(
         "groups are trained on a step beyond their bound",
         "rlcore_rollout.schedule",
-        "last = at.trained + later - policy.max_staleness",
-        "last = at.trained + later - policy.max_staleness - 1",
+        "last = at.trained + later * policy.reuse - policy.first_staleness",
+        "last = at.trained + later * policy.reuse - policy.first_staleness - 1",
         "tests/rollout/test_schedule.py",
     ),
     Fault(

@@ -86,6 +86,12 @@ class Case:
     dtype: Literal["float32", "bfloat16"] = "float32"
     by_sequence: bool = False
     """Whether the loss is a mean over sequences instead of tokens."""
+    epochs: int = 1
+    """How often a step goes through its samples, in `updates` updates each time."""
+    grows: bool = False
+    """Whether a group without a signal gets as many samples again."""
+    reuse: int = 1
+    """How many steps train on the samples of the first of them."""
     staleness: int = 0
     on_stale: Literal["wait", "rescore"] = "wait"
     generator: Literal["transformers", "vllm"] = "transformers"
@@ -104,6 +110,9 @@ class Case:
             *(["two-ranks"] if self.ranks == 2 else []),
             *([self.dtype] if self.dtype != "float32" else []),
             *(["by-sequence"] if self.by_sequence else []),
+            *([f"{self.epochs}-epochs"] if self.epochs > 1 else []),
+            *(["grows"] if self.grows else []),
+            *([f"used-{self.reuse}-times"] if self.reuse > 1 else []),
             *([f"{self.staleness}-behind", self.on_stale] if self.staleness else []),
             *([self.generator] if self.generator != "transformers" else []),
             *(["separate"] if self.separate else []),
@@ -123,6 +132,9 @@ class Case:
             "trainer.name": self.trainer,
             "model.dtype": self.dtype,
             "training.minibatches_per_step": self.updates,
+            "training.epochs_per_step": self.epochs,
+            "rollout.reuse": self.reuse,
+            **({"rollout.max_samples_per_prompt": 2 * SAMPLES_PER_PROMPT} if self.grows else {}),
             "training.max_tokens_per_microbatch": self.max_microbatch_tokens,
             "rollout.max_response_tokens": 4,
             "algorithm.grpo.previous_logprobs": self.previous,
@@ -165,6 +177,7 @@ class Case:
             seed=recipe["run"]["seed"],
             num_steps=NUM_STEPS,
             minibatches_per_step=self.updates,
+            epochs_per_step=self.epochs,
             max_staleness=self.staleness,
             temperature=recipe["rollout"]["temperature"],
             top_p=0.8 if self.cut else 1.0,

@@ -27,6 +27,7 @@ class Options:
     max_staleness: int
     temperature: float
     top_p: float
+    epochs_per_step: int = 1
     masked: bool
     """Whether the trainer's distributions are those of the tokens that top-p kept."""
     rescores: bool
@@ -48,6 +49,10 @@ class Options:
     warmup_steps: int
     min_learning_rate_ratio: float
 
+    @property
+    def updates_per_step(self) -> int:
+        return self.minibatches_per_step * self.epochs_per_step
+
 
 def advantages(rewards: Sequence[float], groups: Sequence[int], epsilon: float) -> list[float]:
     """(r - mean) / (std + epsilon) within each group, the std with ddof = 1; 0 where a group's rewards are equal.
@@ -67,22 +72,25 @@ def advantages(rewards: Sequence[float], groups: Sequence[int], epsilon: float) 
 
 def minibatch_groups(num_groups: int, step: int, options: Options) -> list[list[int]]:
     """The groups of each of a step's planned updates: shuffled by the run's seed and the step, counted from 1, then cut into
-    as many parts, whose sizes differ by one group at most."""
+    as many parts, whose sizes differ by one group at most; once more for each epoch."""
     if options.minibatches_per_step == 1:
-        return [list(range(num_groups))]
+        return [list(range(num_groups))] * options.epochs_per_step
     purpose = 3  # that of minibatches among the streams of randomness of a run
-    order = np.random.default_rng([options.seed, purpose, step]).permutation(num_groups)
+    random = np.random.default_rng([options.seed, purpose, step])
     size, longer = divmod(num_groups, options.minibatches_per_step)
     sizes = [size + (number < longer) for number in range(options.minibatches_per_step)]
-    ends = np.cumsum(sizes)
-    return [order[end - own : end].tolist() for end, own in zip(ends, sizes, strict=True)]
+    ends, found = np.cumsum(sizes), []
+    for _ in range(options.epochs_per_step):
+        order = random.permutation(num_groups)
+        found += [order[end - own : end].tolist() for end, own in zip(ends, sizes, strict=True)]
+    return found
 
 
 def learning_rate(planned_update: int, options: Options) -> float:
     """Of an update by its place among those that the run plans, counted from 0: a linear warm-up, then a linear decay."""
     if planned_update < options.warmup_steps:
         return options.learning_rate * (planned_update + 1) / options.warmup_steps
-    total = options.num_steps * options.minibatches_per_step
+    total = options.num_steps * options.updates_per_step
     progress = (planned_update - options.warmup_steps) / (total - options.warmup_steps)
     lowest = options.min_learning_rate_ratio
     return options.learning_rate * (lowest + (1 - lowest) * (1 - progress))

@@ -142,7 +142,7 @@ class ReferenceRun:
                 members = [index for index, own in enumerate(samples) if own.group in groups]
                 if not any(pulls[index] for index in members):
                     continue
-                rate = learning_rate((number - 1) * options.minibatches_per_step + place, options)
+                rate = learning_rate((number - 1) * options.updates_per_step + place, options)
                 chosen = [expected[index] for index in members]
                 updates.append(self._update(chosen, rate, is_first=not updates, is_stale=step.is_stale))
         return step

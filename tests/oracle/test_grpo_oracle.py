@@ -7,6 +7,7 @@ and two go through all combinations of the options (`make oracle`); `make test` 
 A few seconds by itself: `pytest "tests/oracle/test_grpo_oracle.py::test_one_rank[fsdp2-4-updates-trainer-kl-whole]"`.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from .cases import NUM_STEPS, PROMPTS_PER_STEP, Case, named
+from .cases import NUM_STEPS, PROMPTS_PER_STEP, SAMPLES_PER_PROMPT, Case, named
 from .conftest import Run
 from .judging import judge
 from .recorded import RecordedRun
@@ -45,12 +46,36 @@ NARROW = [
     Case(trainer="fsdp2", updates=4, previous="trainer", kl=True, cut=False, dtype="bfloat16"),
     Case(trainer="megatron", updates=4, previous="trainer", kl=True, cut=False, dtype="bfloat16"),
 ]
+EPOCHS = [
+    Case(trainer="fsdp2", updates=1, epochs=2, previous="trainer", kl=True, cut=False),
+    Case(trainer="fsdp2", updates=2, epochs=2, previous="generation", kl=False, cut=False),
+    Case(trainer="megatron", updates=2, epochs=2, previous="trainer", kl=False, cut=False),
+]
 
 
 @pytest.mark.wide(pairwise=True)
 @named(ONE_RANK)
 def test_one_rank(case: Case, run: Run, model: Path) -> None:
     assert_right(case, run(case, model), model)
+
+
+@named(EPOCHS)
+def test_two_epochs_of_a_step(case: Case, run: Run, model: Path) -> None:
+    recorded = run(case, model)
+    steps = judge(case, recorded, model)
+    # An update of groups without a signal is left out, in each epoch.
+    assert NUM_STEPS * case.updates < len(recorded.updates) <= NUM_STEPS * case.updates * case.epochs
+    second = steps[0].updates[case.updates].figures
+    assert second["ratio_max"] > 1.01
+
+
+@named([Case(trainer="fsdp2", updates=2, previous="trainer", kl=False, cut=False, grows=True)])
+def test_groups_of_different_sizes(case: Case, run: Run, model: Path) -> None:
+    """Each sample is compared with those of its own group, however many there are."""
+    recorded = run(case, model)
+    judge(case, recorded, model)
+    groups = [Counter(own.group for own in samples) for samples in recorded.samples]
+    assert {SAMPLES_PER_PROMPT, 2 * SAMPLES_PER_PROMPT} == {size for group in groups for size in group.values()}
 
 
 def test_two_ranks_of_each_trainer_meet_every_option() -> None:

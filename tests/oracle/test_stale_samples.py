@@ -33,11 +33,14 @@ STOPPED = [
     case(on_stale="rescore", previous="generation"),
     case(trainer="megatron", updates=4),
     case(cut=True, masked=True),
+    case(reuse=2),
+    case(reuse=2, previous="generation", updates=2, epochs=2),
+    case(trainer="megatron", reuse=2, updates=2),
 ]
 """Generation stops for each update and goes on behind it, in one process."""
 
 
-@pytest.mark.wide(keep=[STOPPED[place].name for place in (0, 2, 3, 4)])
+@pytest.mark.wide(keep=[STOPPED[place].name for place in (0, 2, 3, 4, 6, 7)])
 @named(STOPPED)
 def test_samples_that_go_on_behind_an_update(case: Case, run: Run, model: Path) -> None:
     assert_right(case, run(case, model), model)
@@ -84,8 +87,11 @@ def assert_right(case: Case, recorded: RecordedRun, model: Path) -> None:
     first = [step.updates[0].figures for step in steps if step.is_stale]
     if case.on_stale == "rescore":
         assert sum(line.get("async/tokens_rescored", 0) for line in recorded.metrics) > 0
-    else:
+    elif case.reuse == 1:  # else no sample goes on behind an update
         assert_spans_are_told_apart(steps)
+    if case.reuse > 1:
+        assert [one.key for one in recorded.samples[0]] == [one.key for one in recorded.samples[1]]
+        assert not {one.key for one in recorded.samples[1]} & {one.key for one in recorded.samples[2]}
     if case.previous == "generation":
         assert max(figures["ratio_max"] for figures in first) > 1.3
     else:

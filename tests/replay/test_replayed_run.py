@@ -9,10 +9,11 @@ from rlcore_rollout.schedule import Position, Schedule, SchedulePolicy
 from rlcore_rollout.trace_records import GroupRecord, SampleRecord, StepRecord
 
 policies = st.builds(
-    lambda **options: SchedulePolicy(**options),
+    lambda reuse, staleness, **options: SchedulePolicy(reuse=reuse, max_staleness=staleness + reuse - 1, **options),
+    reuse=st.integers(1, 3),
+    staleness=st.integers(0, 3),
     groups_per_step=st.integers(1, 3),
     num_steps=st.integers(1, 6),
-    max_staleness=st.integers(0, 3),
     on_stale=st.sampled_from(["wait", "drop", "rescore"]),
     max_refills=st.none() | st.just(10**6),
 )
@@ -21,7 +22,7 @@ policies = st.builds(
 def record_of(schedule: Schedule, ended: dict[int, int]) -> StepRecord:
     """The step whose batch was taken; a group says a token with the weights of each step from its beginning to its end."""
     groups = []
-    for number in sorted(schedule.training):
+    for number in [] if schedule.reuses else sorted(schedule.training):
         began = schedule.began(number)
         spans = tuple((version, 1) for version in range(began, ended[number] + 1))
         groups.append(GroupRecord(number=number, began=began, samples=(SampleRecord(turns=(spans,), digest=""),)))
@@ -58,7 +59,7 @@ def recorded_run(rules: SchedulePolicy, data: st.DataObject) -> tuple[list[StepR
 def test_whatever_ends_first_a_replay_has_the_batches_of_the_file(rules: SchedulePolicy, data: st.DataObject) -> None:
     """It may be killed at any event, and go on from its position, or as a run without the file."""
     records, figures = recorded_run(rules, data)
-    assert not list(wrong_with(records, rules.groups_per_step, 1))
+    assert not list(wrong_with(records, rules.groups_per_step, 1, rules.reuse))
     recorded = RolloutTrace(steps=records, group_size=1)
     schedule: Schedule = ReplaySchedule(rules, recorded, Position())
     num_said: dict[int, int] = {}
@@ -80,7 +81,8 @@ def test_whatever_ends_first_a_replay_has_the_batches_of_the_file(rules: Schedul
         assert not schedule.can_take()
         assert isinstance(schedule, ReplaySchedule)
         schedule.generated()
-        assert schedule.take() == [group.number for group in records[schedule.trained].groups]
+        of_batch = schedule.trained - schedule.trained % rules.reuse
+        assert schedule.take() == [group.number for group in records[of_batch].groups]
         again.append(
             record_of(
                 schedule,
@@ -98,6 +100,7 @@ def check_nothing_is_lost(position: Position, records: list[StepRecord], rules: 
     past = records[: position.trained]
     trained = {group.number for record in past for group in record.groups}
     given_up = {number for record in past for number in (*record.dropped, *record.refilled)}
+    assert position.reused.keys() <= trained
     still_open = position.running.keys() | position.complete.keys()
     assert not still_open & (trained | given_up)
     assert still_open | trained | given_up == set(range(position.next_number))

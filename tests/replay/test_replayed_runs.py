@@ -285,3 +285,22 @@ def test_restarted_samples_see_no_weights_in_flight(
     run(*options, "run.name=again", replay_schedule=first / "schedule.jsonl", progress=progress)
     assert not [note for note in progress.notes if note.startswith("replay")]
     assert_equal(first, again)
+
+
+@pytest.mark.parametrize(
+    "order", ["prompt_weights=learnability", "prompt_weights=learning_progress", "zero_variance_weight=0.2"]
+)
+@pytest.mark.parametrize("options", [ahead(2), ahead(1, *REFILLED)], ids=["ahead", "refilled"])
+def test_a_replay_takes_the_prompts_that_the_run_chose(run: Run, tmp_path: Path, order: str, options: tuple[str, ...]) -> None:
+    first, again = tmp_path / "runs" / "first", tmp_path / "runs" / "again"
+    options = (*options, f"data.{order}", "environment.fake.num_train_rows=24", "checkpoint.every_n_steps=1")
+    with pytest.raises(Killed):
+        run(*options, "run.name=first", progress=Watched(4, kills=True))
+    run(*options, "run.name=first", resume=True)
+    progress = Watched()
+    run(*options, "run.name=again", replay_schedule=first / "schedule.jsonl", progress=progress)
+    assert not [note for note in progress.notes if "replay" in note]
+    assert_equal(first, again)
+    plain = tmp_path / "runs" / "plain"
+    run(*[option for option in options if not option.startswith("data.")], "run.name=plain")
+    assert prompts(plain) != prompts(first)

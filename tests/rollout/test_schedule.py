@@ -158,11 +158,58 @@ def test_what_is_too_old_for_these_rules_is_dropped() -> None:
     assert schedule.admit() == [7]
 
 
+def test_a_batch_is_trained_on_in_several_steps() -> None:
+    schedule = Schedule(policy(max_staleness=1, reuse=2, num_steps=3))
+    assert schedule.admit() == [0, 1]  # what begins later is as young as the steps that train on it
+    end(schedule, 0, 1)
+    assert schedule.take() == [0, 1]
+    assert schedule.train() == []
+    assert schedule.admit() == []
+    assert (schedule.reuses, schedule.can_take(), schedule.take()) == (True, True, [0, 1])
+    assert schedule.metrics()["async/staleness_max"] == 1.0
+    assert schedule.position() == Position(next_number=2, trained=1, reused={0: 0, 1: 0})
+    assert schedule.train() == [0, 1]
+    assert schedule.admit() == [2, 3]
+
+
+def test_nothing_begins_that_would_be_too_old_for_the_next_batch() -> None:
+    schedule = Schedule(policy(max_staleness=1, reuse=2, on_stale="drop", num_extra=1))
+    assert schedule.admit() == [0, 1, 2]
+    end(schedule, 0, 1)
+    schedule.take()
+    assert schedule.train() == [2]
+    assert schedule.admit() == []
+    schedule.take()
+    schedule.train()
+    assert schedule.admit() == [3, 4, 5]
+
+
+def test_batches_run_ahead_as_far_as_the_last_step_that_uses_them_is_within_the_bound() -> None:
+    rules = policy(max_staleness=4, reuse=2)
+    assert (rules.first_staleness, rules.batches_ahead, rules.capacity) == (3, 1, 4)
+    assert policy(max_staleness=1, reuse=2).starts_together
+
+
+def test_a_batch_of_which_a_group_begins_again_waits_until_it_is_whole() -> None:
+    schedule = Schedule(policy(max_staleness=1, reuse=2), Position(next_number=2, trained=1, reused={0: 0, 1: 0}))
+    assert schedule.open_groups == [0, 1]
+    schedule.restart(0)
+    assert not schedule.can_take()
+    end(schedule, 0)
+    assert schedule.take() == [0, 1]
+
+
+def test_a_batch_is_closed_where_other_rules_use_it_no_more() -> None:
+    schedule = Schedule(policy(max_staleness=1), Position(next_number=2, trained=1, reused={0: 0, 1: 0}))
+    assert (schedule.open_groups, schedule.admit()) == ([], [2, 3, 4, 5])
+
+
 policies = st.builds(
-    lambda **options: options,
+    lambda reuse, staleness, **options: {**options, "reuse": reuse, "max_staleness": staleness + reuse - 1},
+    reuse=st.integers(1, 3),
+    staleness=st.integers(0, 3),
     groups_per_step=st.integers(1, 3),
     num_steps=st.integers(1, 6),
-    max_staleness=st.integers(0, 3),
     on_stale=st.sampled_from(["wait", "drop", "rescore"]),
     max_refills=st.none() | st.just(10**6),
 )
@@ -179,6 +226,7 @@ def test_every_order_of_events_trains_on_each_group_once_and_in_time(options: di
     begun: list[int] = []
     closed: list[int] = []
     trained: list[int] = []
+    batch: list[int] = []
     has_begun_at: dict[int, int] = {}
 
     def admit() -> None:
@@ -202,7 +250,11 @@ def test_every_order_of_events_trains_on_each_group_once_and_in_time(options: di
             assert taken == sorted(taken)
             if rules.on_stale != "rescore":
                 assert all(schedule.trained - has_begun_at[number] <= rules.max_staleness for number in taken)
-            trained += taken
+            if schedule.trained % rules.reuse:
+                assert taken == batch
+            else:
+                trained += taken
+            batch = taken
             closed += schedule.train()
         elif schedule.running:
             number = data.draw(st.sampled_from(sorted(schedule.running)))
@@ -213,8 +265,8 @@ def test_every_order_of_events_trains_on_each_group_once_and_in_time(options: di
     else:
         raise AssertionError("400 events made no run")
     assert begun == list(range(len(begun)))
-    assert len(set(trained)) == len(trained) == rules.num_steps * rules.groups_per_step
-    still_open = {*schedule.position().running, *schedule.position().complete}
+    assert len(set(trained)) == len(trained) == -(-rules.num_steps // rules.reuse) * rules.groups_per_step
+    still_open = {*schedule.position().running, *schedule.position().complete, *schedule.position().reused}
     assert sorted([*closed, *still_open]) == begun
     if rules.on_stale == "wait" and rules.max_refills is None:
         assert sorted(trained) == begun

@@ -97,6 +97,9 @@ class DataConfig:
     zero_variance_weight: Annotated[float, above_at_most(0, 1, "1.0 takes all prompts as often.")] = 1.0
     """How often a prompt is sampled whose last samples all had the same reward, as a share of the rate of other prompts. A
     comparison within such a group learns nothing. 1.0 is as often as others."""
+    prompt_weights: Text | None = None
+    """How often prompts come, by the rewards of their samples: a function of the group rlcore.prompt_weights, of which
+    docs/recipes.md lists those that are released. None: as often as others."""
     curriculum_threshold: Annotated[float, above_at_most(0, 1, "It is a share of solved samples.")] | None = None
     """The share of solved samples that unlocks the next `level`: the mean over the present level's last `level_window` groups.
     Rows with the lowest level come first. Rows without a level always come. None: all rows come."""

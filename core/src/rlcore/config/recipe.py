@@ -78,6 +78,9 @@ class RolloutConfig:
 
     samples_per_prompt: Positive = 8
     """Samples of one prompt, which form a group."""
+    max_samples_per_prompt: Annotated[int, between(2, 2**20)] | None = None
+    """A multiple of it: as long as the rewards of a group are all equal, it gets as many samples again, up to this number
+    (the rounds of Reinforce-Ada, arXiv:2510.04996). None: all groups have as many."""
     max_prompt_tokens: Positive = 512
     """Longest prompt."""
     max_response_tokens: Positive = 512
@@ -120,6 +123,9 @@ class RolloutConfig:
     max_refill_ratio: Annotated[float, above(0)] = 4.0
     """With it, the most groups that may be replaced from one step to the next, in relation to training.prompts_per_step times
     1 + async.max_staleness; beyond it the run ends."""
+    reuse: Positive = 1
+    """Steps that train on each batch of samples, one after another; at most async.max_staleness + 1. A step weighs the samples
+    of earlier weights as [async] says."""
     replay_routing: bool = False
     """For mixture-of-experts models, have the generator report the experts of each token, and the trainer send it to the same
     ones."""
@@ -156,6 +162,8 @@ class TrainingConfig:
     """Prompts (or demonstrations, or pairs of answers) of a step."""
     minibatches_per_step: Positive = 1
     """Optimizer steps that a step's batch is divided into, whole groups each."""
+    epochs_per_step: Positive = 1
+    """Passes over a step's rollouts, each in minibatches of its own (epochs). Ratios are to the start of the step."""
     max_tokens_per_microbatch: Positive = 8192
     """Most tokens in one forward and backward pass; a longer sequence gets one of its own, and so do the two of a pair of
     answers."""
@@ -168,6 +176,11 @@ class TrainingConfig:
     max_token_mult_prob_error: Mismatch = 2.0
     """Above this the update is refused, the worst samples are written, and the run ends: generator and trainer disagree; inf
     never."""
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps of a step."""
+        return self.minibatches_per_step * self.epochs_per_step
 
 
 @frozen(kw_only=True)
@@ -324,7 +337,7 @@ class Recipe:
         return AlgorithmContext(
             seed=self.run.seed,
             samples_per_prompt=self.rollout.samples_per_prompt,
-            minibatches_per_step=self.training.minibatches_per_step,
+            minibatches_per_step=self.training.updates_per_step,
             temperature=self.rollout.temperature,
             generation_logprobs_exact=exact,
             max_prompt_tokens=self.rollout.max_prompt_tokens,

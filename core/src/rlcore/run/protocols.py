@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from attrs import define, field, frozen
 
@@ -121,8 +121,8 @@ def always() -> bool:
 class Source(ABC):
     """Provides the samples of each step."""
 
-    generates: ClassVar[bool] = False
-    """True where the generator makes the samples, so that it needs the new weights after each step."""
+    generates: bool = False
+    """True where the generator makes the next samples, so that it needs the new weights after each step."""
 
     @abstractmethod
     def sample(self, step: int, weight_version: int, may_go_on: Callable[[], bool] = always) -> spi.RolloutBatch | None:

@@ -44,7 +44,7 @@ ARCHITECTURE_GROUP = "rlcore.architectures"
 
 FUNCTION_KINDS = (
     *("importer", "planner", "chart", "session_server", "training_server", "model_check", "reference_cache", "display", "api"),
-    *("peer", "row_format"),
+    *("peer", "prompt_weight", "row_format"),
 )
 """Kinds whose entry points name a function."""
 KINDS = (

@@ -23,7 +23,14 @@ UNREAD = (
     *("run.directory", "run.name", "run.device", "data.*", "checkpoint.*", "sinks.*", "logging.*", "observers.*", "plugins.*"),
     *("evaluation.*", "checkpoint_evaluation.*", "offload.*", "training.warn_*", "training.max_token_mult_prob_error"),
     *("rollout.*timeout_s", "rollout.environment_concurrency", "rollout.on_environment_error", "rollout.max_failed_fraction"),
-    *("rollout.dynamic_sampling", "rollout.max_refill_ratio", "cluster.*", "training.on_no_signal"),
+    *(
+        "rollout.dynamic_sampling",
+        "rollout.max_refill_ratio",
+        "rollout.reuse",
+        "rollout.max_samples_per_prompt",
+        "cluster.*",
+        "training.on_no_signal",
+    ),
 )
 """Keys that change nothing in a step which is computed again in one process."""
 LAYOUT = ("*_parallel", "replicate", "pipeline_layers", "reshard_after_forward", "reduce_every_microbatch")

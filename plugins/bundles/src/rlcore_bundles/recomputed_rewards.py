@@ -55,6 +55,8 @@ def reason_to_skip(bundle: Bundle, plan: RunPlan) -> str:
         return f"the bundle's prompts are {bundle.prompts}" if bundle.prompts != "kept" else "the bundle has no rows"
     if plan.environment is None:
         return "the recipe names no environment"
+    if plan.recipe.rollout.max_samples_per_prompt is not None:
+        return "groups of different numbers of samples are not repeated"
     mix = parse_toml(bundle.recipe)["data"]["train"].get("mix", {})
     if any("environment" in one for one in mix.values()):
         return "data sets with environments of their own are not repeated"

@@ -80,6 +80,8 @@ class ReplayOverrides(InProcessOverrides):
         values["data"] = {"train": {"source": PYTHON}}
         values["checkpoint"] = {"at_end": False, "every_n_steps": 0, "model_card": False}
         values["sinks"] = {"names": []}
+        # Without [async] no samples are older than their step, which is all that a replay repeats.
+        values["rollout"] = {key: value for key, value in values.get("rollout", {}).items() if key != "reuse"}
         values["model"] = {**values["model"], "path": self.model}
         if self.adapters is not None:
             values["lora"] = {**values["lora"], "init_from": str(self.adapters)}

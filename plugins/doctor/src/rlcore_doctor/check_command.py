@@ -88,7 +88,7 @@ def _lines(prepared: "RunPlan") -> Iterator[tuple[str, str]]:
         batch += " with two answers each"
     elif prepared.algorithm.needs.source == "rollouts":
         batch += f" x {rollout.samples_per_prompt} samples of at most {rollout.max_response_tokens} tokens"
-    yield "each step", f"{batch}, {training.minibatches_per_step} update(s)"
+    yield "each step", f"{batch}, {training.updates_per_step} update(s)"
     yield "steps", str(recipe.run.num_steps)
     yield "evaluation", _evaluation(prepared)
     yield "run directory", str(RunDirectory.of(recipe.run).path)

@@ -5,7 +5,7 @@ a round is asked for at once, in the groups' order, when the generator has answe
 answered that. So what runs beside a sample, and with it the rounding, is the same in each replay.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve, fields, frozen
@@ -16,6 +16,7 @@ from rlcore_rollout.environment_calls import EnvironmentCalls
 from rlcore_rollout.environment_results import Failure
 from rlcore_rollout.episode import Completion, Episode
 from rlcore_rollout.episode_group import EpisodeGroup
+from rlcore_rollout.group_work import GroupRewards
 from rlcore_rollout.prompt_groups import PromptGroups
 from rlcore_rollout.sampler import EpisodeSampler
 from rlcore_rollout.schedule import Position, Schedule, SchedulePolicy
@@ -35,7 +36,13 @@ class ReplaySchedule(Schedule):
             {number: began for number, began in groups.items() if number in recorded.groups}
             for groups in (position.running, position.complete)
         )
-        own = Position(next_number=position.next_number, trained=position.trained, running=running, complete=complete)
+        own = Position(
+            next_number=position.next_number,
+            trained=position.trained,
+            running=running,
+            complete=complete,
+            reused=position.reused,
+        )
         super().__init__(policy, own)
         self.recorded = recorded
         self._is_generated = False
@@ -73,6 +80,10 @@ class ReplaySchedule(Schedule):
     def num_open(self) -> int:
         """Groups that ran, or had ended, while the step trained."""
         return self.recorded.steps[self.trained].num_open
+
+    def can_take(self) -> bool:
+        """Return whether all is there that the present weights are to generate, for a batch that is used again, too."""
+        return self._is_generated and super().can_take()
 
     def take(self) -> list[int]:
         """The groups of the next step, with what the file's run had given up by then."""
@@ -193,6 +204,10 @@ class ReplayGroups(PromptGroups):
             number=number, replacement=replacement, spare=record.spare, num_long=record.num_long, is_left_out=record.left_out
         )
 
+    def wants_more(self, group: EpisodeGroup) -> bool:
+        """See PromptGroups."""
+        return len(group.episodes) < len(self._schedule.recorded.groups[group.number].samples)
+
     def failed_before(self, number: int) -> Failure | None:
         """See PromptGroups."""
         lost = self._schedule.recorded.groups[number].failed
@@ -239,6 +254,10 @@ class ScheduleReplay:
         """See Replay. No clock ends an episode but where it did in the file."""
         parts = {one.name: getattr(sampler, one.name) for one in fields(EpisodeSampler)}
         return ReplaySampler(recorded=self.recorded, **{**parts, "episode_timeout_s": None})
+
+    def replaced(self, step: int) -> Mapping[int, GroupRewards]:
+        """See Replay."""
+        return {one.number: (one.rewards, one.success) for one in self.recorded.steps[step - 1].replaced}
 
     def difference(self, record: StepRecord) -> str | None:
         """See Replay."""

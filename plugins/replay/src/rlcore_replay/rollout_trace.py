@@ -16,9 +16,13 @@ def differing(found: StepRecord, expected: StepRecord) -> list[int]:
     ]
 
 
-def wrong_with(records: Sequence[StepRecord], groups_per_step: int, group_size: int) -> Iterator[tuple[int, str, str]]:
+def wrong_with(
+    records: Sequence[StepRecord], groups_per_step: int, group_size: int, reuse: int = 1, round_size: int | None = None
+) -> Iterator[tuple[int, str, str]]:
     """What makes no schedule of records that are each of the right form: a record's place among them, what was found, what was
-    expected."""
+    expected. Of `reuse` steps that train on a batch the first one names its groups. Groups have `group_size` samples, or some
+    times `round_size` and at most so many."""
+    sizes = range(round_size or group_size, group_size + 1, round_size or group_size)
     versions: set[int] = set()
     seen: set[int] = set()
     for place, record in enumerate(records):
@@ -26,19 +30,20 @@ def wrong_with(records: Sequence[StepRecord], groups_per_step: int, group_size: 
         numbers = [group.number for group in record.groups]
         if record.step != place + 1:
             yield place, f"step {record.step}", f"step {place + 1}: a line for each step, in order"
-        if len(numbers) != groups_per_step:
+        if len(numbers) != groups_per_step and (numbers or place % reuse == 0):
             yield place, f"{len(numbers)} groups", f"{groups_per_step} (training.prompts_per_step)"
         if twice := sorted(seen & set(numbers)):
             yield place, f"group {twice[0]} again", "each group in one step"
         seen |= set(numbers)
         for group in record.groups:
-            yield from ((place, *problem) for problem in _wrong_with_group(group, record, versions, group_size))
+            yield from ((place, *problem) for problem in _wrong_with_group(group, record, versions, sizes))
 
 
-def _wrong_with_group(group: GroupRecord, record: StepRecord, versions: set[int], group_size: int) -> Iterator[tuple[str, str]]:
+def _wrong_with_group(group: GroupRecord, record: StepRecord, versions: set[int], sizes: range) -> Iterator[tuple[str, str]]:
     name = f"group {group.number}"
-    if len(group.samples) != (0 if group.left_out else group_size):
-        yield f"{name} with {len(group.samples)} samples", f"{group_size} (rollout.samples_per_prompt)"
+    if len(group.samples) not in ([0] if group.left_out else sizes):
+        most = "" if len(sizes) == 1 else f", or a multiple of it to {sizes[-1]}"
+        yield f"{name} with {len(group.samples)} samples", f"{sizes[0]} (rollout.samples_per_prompt){most}"
     if group.began >= record.step or group.number >= record.next:
         yield f"{name}, which began after step {group.began}", f"one that began before step {record.step}"
     of_samples: set[int] = {version for sample in group.samples for turn in sample.turns for version, _ in turn}

@@ -3,16 +3,19 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlcore.config.data import Split
-from rlcore.run.plan.collector import CollectorContext
+from rlcore.run.plan.collector import CollectorContext, PromptRows
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.train_step.scorers import OnTokens
 from rlcore.schema.structure import structure
 from rlcore.spi import ConfigError, Problem
 from rlcore_replay.replayed_run import ScheduleReplay
 from rlcore_replay.rollout_trace import RolloutTrace, wrong_with
+from rlcore_rollout.curriculum import Curriculum
 from rlcore_rollout.episode_collector import EpisodeCollector
-from rlcore_rollout.from_recipe import policy_of
+from rlcore_rollout.from_recipe import most_samples, policy_of
 from rlcore_rollout.sampler import EpisodeSampler
 from rlcore_rollout.schedule_file import RECIPE, parsed_line, recipe_problems, schedule_lines, shortened
 from rlcore_rollout.trace_records import StepRecord
@@ -34,6 +37,13 @@ class ReplayCollector(EpisodeCollector):
         assert isinstance(made, EpisodeSampler), "as EpisodeCollector makes it"
         return self.replay.sampler(made) if split == "train" else made
 
+    def curriculum(self, prompts: PromptRows) -> Curriculum | None:
+        """See EpisodeCollector: with the rows of the recorded run."""
+        if (made := super().curriculum(prompts)) is not None:
+            steps = self.replay.recorded.steps
+            made.recorded = {one.step: (np.array(one.rows, np.int64), one.end) for step in steps for one in step.plans}
+        return made
+
 
 def read_replay(path: Path, plan: RunPlan, *, resume: bool) -> ScheduleReplay:
     """The steps of a recipe's run. ConfigError with all that keeps them from being replayed: what is wrong with the file, what
@@ -52,17 +62,6 @@ def read_replay(path: Path, plan: RunPlan, *, resume: bool) -> ScheduleReplay:
             )
         )
         raise ConfigError(problems)
-    if plan.recipe.data.zero_variance_weight != 1.0:
-        expected = "1.0: which prompts come then follows from when samples ended, which no schedule says"
-        weight = f"{plan.recipe.data.zero_variance_weight:g}"
-        problems.append(Problem(path="data.zero_variance_weight", found=weight, expected=expected))
-        raise ConfigError(problems)
-    if plan.recipe.data.curriculum_threshold is not None:
-        expected = "no such key: which prompts come then follows from when samples ended, which no schedule says"
-        problems.append(
-            Problem(path="data.curriculum_threshold", found=f"{plan.recipe.data.curriculum_threshold:g}", expected=expected)
-        )
-        raise ConfigError(problems)
     if plan.runs_agents:
         expected = "one whose answers follow from the turns of the policy: what an agent asks, and when, no schedule repeats"
         problems.append(Problem(path="environment", found="one whose agents run the episodes", expected=expected))
@@ -73,7 +72,7 @@ def read_replay(path: Path, plan: RunPlan, *, resume: bool) -> ScheduleReplay:
     steps, found = _read(path, plan)
     if problems := [*problems, *found]:
         raise ConfigError(problems)
-    return ScheduleReplay(RolloutTrace(steps=steps, group_size=plan.recipe.rollout.samples_per_prompt))
+    return ScheduleReplay(RolloutTrace(steps=steps, group_size=most_samples(plan.recipe.rollout)))
 
 
 def _read(path: Path, plan: RunPlan) -> tuple[list[StepRecord], list[Problem]]:
@@ -94,7 +93,8 @@ def _read(path: Path, plan: RunPlan) -> tuple[list[StepRecord], list[Problem]]:
             records[where] = record
     if len(records) == num_lines and not problems:
         places, steps = list(records), list(records.values())
-        wrong = wrong_with(steps, recipe.training.prompts_per_step, recipe.rollout.samples_per_prompt)
+        rollout, groups = recipe.rollout, recipe.training.prompts_per_step
+        wrong = wrong_with(steps, groups, most_samples(rollout), rollout.reuse, rollout.samples_per_prompt)
         problems += [Problem(path=places[place], found=found, expected=expected) for place, found, expected in wrong]
     if num_lines < num_steps:
         expected = f"at most {num_lines}, the steps of {path}"

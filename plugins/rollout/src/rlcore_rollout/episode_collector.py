@@ -26,6 +26,7 @@ from rlcore_rollout.evaluation import AnswerObserver, HeldOutEvaluator
 from rlcore_rollout.from_recipe import episode_options, policy_of, step_options
 from rlcore_rollout.levels import NO_LEVEL, Levels, levels_of
 from rlcore_rollout.prompt_groups import no_parser
+from rlcore_rollout.prompt_weights import prompt_weights
 from rlcore_rollout.rollout_files import LedgerFiles, RolloutFiles, RolloutWriter
 from rlcore_rollout.sampler import EpisodeSampler, Replay, StepSampler
 from rlcore_rollout.sources import RolloutSource
@@ -81,13 +82,17 @@ class EpisodeCollector(Collector):
             ),
             rows=prompts.rows,
             kept=prompts.kept,
-            stream=_curriculum(recipe.data, prompts) or prompts.order,
+            stream=self.curriculum(prompts) or prompts.order,
             seed=recipe.run.seed,
             policy=policy_of(recipe),
             restarts=recipe.async_.partial_rollouts == "restart",
             overlaps=self.plan.overlaps,
             replay=self.replay,
         )
+
+    def curriculum(self, prompts: PromptRows) -> Curriculum | None:
+        """Return the order of prompts by what was learned of them; None where it does not matter."""
+        return _curriculum(self.plan.recipe.data, prompts)
 
     def observers(self, source: Source, held_out: PromptRows | None, loop: LoopContext) -> Iterable[LoopObserver]:
         """See Collector."""
@@ -184,6 +189,8 @@ def _few_open(levels: Int64Array, prompts_per_step: int) -> Iterator[str]:
 def _curriculum(data: DataConfig, prompts: PromptRows) -> Curriculum | None:
     """The order of prompts by what was learned of them; None where it does not matter."""
     assert prompts.order is not None
+    if data.prompt_weights is not None:
+        return Curriculum(prompts.order, 1.0, weights=prompt_weights(data.prompt_weights))
     if data.curriculum_threshold is None:
         return None if data.zero_variance_weight == 1.0 else Curriculum(prompts.order, data.zero_variance_weight)
     of_row = levels_of(prompts.rows, prompts.kept)

@@ -62,11 +62,20 @@ class EpisodeGroup:
         budget: int,
         max_turn_tokens: int | None = None,
         images: tuple[bytes, ...] = (),
+        num_samples: int | None = None,
     ) -> None:
-        """Begin the episodes after a prompt; with none to answer where the environment failed."""
+        """Begin the episodes after a prompt, all of `group_size` or the first `num_samples`; with none to answer where the
+        environment failed."""
         self.prompt, self.reset, self.max_turn_tokens, self.images = prompt, reset, max_turn_tokens, images
-        first, pieces = self.number * group_size, self._pieces()
-        self.episodes = [self._episode(number, budget, pieces) for number in range(first, first + group_size)]
+        self.episodes = []
+        self.extend(self.number * group_size, num_samples or group_size, budget)
+
+    def extend(self, first: int, num_samples: int, budget: int) -> list[Episode]:
+        """Begin further episodes after the prompt, numbered from `first`; these."""
+        pieces = self._pieces()
+        begun = [self._episode(number, budget, pieces) for number in range(first, first + num_samples)]
+        self.episodes += begun
+        return begun
 
     def all_ended(self) -> bool:
         """Return whether all episodes have ended. It is asked at the end of each, and looks at each once."""
@@ -93,6 +102,11 @@ class EpisodeGroup:
     def num_rewarded(self) -> int:
         """Its samples whose environment did not fail."""
         return sum(episode.valid for episode in self.episodes)
+
+    @property
+    def rewards(self) -> list[float]:
+        """See OpenGroup."""
+        return [sum(episode.rewards) for episode in self.episodes if episode.valid]
 
     @property
     def success_rate(self) -> float:

@@ -10,7 +10,7 @@ from rlcore.spi.execution import GeneratorGroup
 from rlcore_rollout.environment_calls import POLL_S, EnvironmentCalls
 from rlcore_rollout.environment_runner import EpisodeRunner
 from rlcore_rollout.failures import LeftOut, Outcome
-from rlcore_rollout.group_work import GroupT, GroupWork
+from rlcore_rollout.group_work import GroupRewards, GroupT, GroupWork
 from rlcore_rollout.loop_work import LoopWork
 from rlcore_rollout.request_queue import RequestQueue
 from rlcore_rollout.schedule import Schedule
@@ -93,8 +93,8 @@ class EpisodeRun(Generic[GroupT]):
         self._runner = runner
         self._groups: dict[int, GroupT] = {}
         """The open groups."""
-        self.unrated: set[int] = set()
-        """Groups that were replaced, and whose rewards say nothing of their rows."""
+        self.replaced: dict[int, GroupRewards] = {}
+        """The rewards of groups that were replaced, by number; no rewards of those that say nothing of their rows."""
         self.left_out: list[LeftOut] = []
         """Episodes that no step trains on, since the list was emptied last."""
         self._loop = LoopWork(runner, self._begin, self.close, work.now)
@@ -270,14 +270,13 @@ class EpisodeRun(Generic[GroupT]):
     def _on_ended(self, number: int) -> None:
         """An episode of a group has ended."""
         group = self._groups[number]
-        if not group.all_ended():
+        if not group.all_ended() or self.work.extend(group):
             return
         group.finish()
         counts = self.schedule.policy.max_refills is None or self.work.has_signal(group)
         if not self.schedule.end(number, has_signal=counts):
-            if not self.work.rates_row(group):
-                self.unrated.add(number)
-            self.work.failures.replace(number, self.work.group_size)
+            self.replaced[number] = (group.rewards if self.work.rates_row(group) else (), group.success_rate)
+            self.work.failures.replace(number, len(group.endings()))
             self._leave_out([number], "asked again")
             self._forget([number])
         self._admit()
@@ -306,7 +305,7 @@ class EpisodeRun(Generic[GroupT]):
         self._leave_out([number for number in closed if number not in trained], "dropped")
         self._forget(closed)
         self.work.failures.forget(self.work.group_size, [*closed, *replaced])
-        self.unrated.difference_update(replaced)
+        self.replaced = {number: found for number, found in self.replaced.items() if number not in replaced}
         self.work.plans.keep([*self._groups, self.schedule.next_number])
 
     def _leave_out(self, numbers: Iterable[int], outcome: Outcome) -> None:

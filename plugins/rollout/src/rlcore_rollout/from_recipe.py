@@ -16,7 +16,7 @@ def step_options(recipe: Recipe, split: Split, tokenizer: Tokenizer) -> dict[str
     data: DatasetConfig = getattr(recipe.data, split)
     return {
         "sampling": _sampling(rollout, options, tokenizer),
-        "samples_per_prompt": options.samples_per_prompt,
+        "samples_per_prompt": most_samples(rollout) if trains else options.samples_per_prompt,
         "max_response_tokens": rollout.max_response_tokens,
         "max_failed_fraction": rollout.max_failed_fraction,
         "purpose": "the step" if trains else "the evaluation",
@@ -28,6 +28,7 @@ def episode_options(recipe: Recipe, split: Split) -> dict[str, Any]:
     """The options of an EpisodeSampler besides those."""
     rollout, trains = recipe.rollout, split == "train"
     return {
+        "round_size": rollout.samples_per_prompt if trains and rollout.max_samples_per_prompt else None,
         "prompt_limit": _prompt_limit(getattr(recipe.data, split), split, rollout),
         "max_turns": rollout.max_turns,
         "max_turn_tokens": rollout.max_turn_tokens,
@@ -36,6 +37,11 @@ def episode_options(recipe: Recipe, split: Split) -> dict[str, Any]:
         "history": rollout.history,
         "routed_experts": rollout.replay_routing and trains,
     }
+
+
+def most_samples(rollout: RolloutConfig) -> int:
+    """Most samples of a prompt that is trained on."""
+    return rollout.max_samples_per_prompt or rollout.samples_per_prompt
 
 
 def _prompt_limit(data: DatasetConfig, split: Split, rollout: RolloutConfig) -> PromptLimit:
@@ -64,6 +70,7 @@ def policy_of(recipe: Recipe) -> SchedulePolicy:
         groups_per_step=num_groups,
         num_steps=recipe.run.num_steps,
         max_staleness=options.max_staleness,
+        reuse=rollout.reuse,
         on_stale=options.on_stale,
         num_extra=options.extra_prompts,
         # At first the groups of so many steps begin at once.

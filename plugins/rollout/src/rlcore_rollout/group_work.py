@@ -3,13 +3,16 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from rlcore.spi import EpisodeFailure, Row
 from rlcore_rollout.environment_calls import EnvironmentCalls, TaskPool
 from rlcore_rollout.environment_results import MaskedFailures
 from rlcore_rollout.request_queue import RequestQueue, SampleCount
 from rlcore_rollout.step_plans import StepPlans
+
+GroupRewards: TypeAlias = tuple[Sequence[float], float]
+"""The rewards of a group's samples, and the share of these that solved it."""
 
 
 class OpenGroup(Protocol):
@@ -22,6 +25,10 @@ class OpenGroup(Protocol):
     @property
     def num_rewarded(self) -> int:
         """Its samples that have a reward."""
+
+    @property
+    def rewards(self) -> Sequence[float]:
+        """The rewards of these."""
 
     @property
     def success_rate(self) -> float:
@@ -52,6 +59,7 @@ class GroupWork(ABC, Generic[GroupT]):
     plans: StepPlans
     """The plans that groups begin with."""
     group_size: int
+    """Most samples of a group."""
     ends_without_samples: ClassVar[bool] = True
     """True where calls of the environment end while nothing is generated."""
 
@@ -107,6 +115,10 @@ class GroupWork(ABC, Generic[GroupT]):
         """Return whether the rewards of a group that has ended say something of its own row: several samples have one, and no
         other row took its place."""
         return group.num_rewarded > 1 and self.row(group) is self.plans.row(group.number)
+
+    def extend(self, group: GroupT) -> bool:  # noqa: ARG002 - most groups have their samples from the beginning
+        """Ask for further samples of a group that has ended, where it is to have some. Whether it is."""
+        return False
 
     @abstractmethod
     def has_signal(self, group: GroupT) -> bool:

@@ -23,7 +23,9 @@ class GroupOptions:
     """The settings that all groups of a run share."""
 
     group_size: int
-    """Samples of a group."""
+    """Samples of a group; with `round_size`, at most."""
+    round_size: int | None = None
+    """Samples that a group begins with, and gets more of as long as nothing can be learned from it; None for all at once."""
     prompt_limit: PromptLimit
     max_response_tokens: int
     max_turn_tokens: int | None
@@ -104,7 +106,7 @@ class PromptGroups(GroupWork[EpisodeGroup]):
             self.turns.conversations.begin([episode.number for episode in restarted], group.reset.observation)
         if restarted and is_at_work:
             self.turns.go_on(restarted)
-        return len(restarted) == self.group_size
+        return len(restarted) == len(group.episodes)
 
     def row(self, group: EpisodeGroup) -> Row | None:
         """See GroupWork."""
@@ -114,6 +116,23 @@ class PromptGroups(GroupWork[EpisodeGroup]):
     def row_number(self, group: EpisodeGroup) -> int | None:
         """See GroupWork."""
         return None if group.replacement is not None else super().row_number(group)
+
+    def extend(self, group: EpisodeGroup) -> bool:
+        """See GroupWork: a round more, where the rewards so far tell no samples apart."""
+        size, reset = self._options.round_size, group.reset
+        if size is None or reset is None or not self.wants_more(group):
+            return False
+        first = group.number * self.group_size + len(group.episodes)
+        begun = group.extend(first, size, self._options.max_response_tokens)
+        if self.turns.conversations is not None:
+            self.turns.conversations.begin([episode.number for episode in begun], reset.observation)
+        self.turns.go_on(begun)
+        return True
+
+    def wants_more(self, group: EpisodeGroup) -> bool:
+        """Return whether a group that has ended is to have another round: some of its samples have a reward, none is told apart
+        by it, and there is room."""
+        return group.num_rewarded > 0 and len(group.episodes) < self.group_size and not self.has_signal(group)
 
     def has_signal(self, group: EpisodeGroup) -> bool:
         """See GroupWork."""
@@ -148,15 +167,20 @@ class PromptGroups(GroupWork[EpisodeGroup]):
         if not group.has_begun or group.is_left_out:
             return True
         options, num_read = self._options, len(group.prompt)
-        return len(group.episodes) == self.group_size and all(
-            episode.ended
-            or (
-                num_read <= options.prompt_limit.max_tokens
-                and episode.given_budget == options.max_response_tokens
-                and episode.max_turn_tokens == options.max_turn_tokens
-                and self.turns.can_read(episode)
+        is_of_rounds = len(group.episodes) % (options.round_size or self.group_size) == 0
+        return (
+            is_of_rounds
+            and group.episodes[0].number == group.number * self.group_size
+            and all(
+                episode.ended
+                or (
+                    num_read <= options.prompt_limit.max_tokens
+                    and episode.given_budget == options.max_response_tokens
+                    and episode.max_turn_tokens == options.max_turn_tokens
+                    and self.turns.can_read(episode)
+                )
+                for episode in group.episodes
             )
-            for episode in group.episodes
         )
 
     def _begin_groups(self, groups: Collection[EpisodeGroup], *, together: bool) -> None:
@@ -224,7 +248,8 @@ class PromptGroups(GroupWork[EpisodeGroup]):
                 raise no_parser()
             prompt = np.asarray(tokens, np.int32)
             images = renderer().prompt_images(reset.observation.messages)
-            group.begin(prompt, reset, self.group_size, options.max_response_tokens, options.max_turn_tokens, images)
+            limits = (options.max_response_tokens, options.max_turn_tokens)
+            group.begin(prompt, reset, self.group_size, *limits, images, options.round_size)
             if turns.conversations is not None:
                 turns.conversations.begin([episode.number for episode in group.episodes], reset.observation)
             step_batch = self._beginning.pop(group.number)[1]
@@ -236,7 +261,8 @@ class PromptGroups(GroupWork[EpisodeGroup]):
     def _fail(self, group: EpisodeGroup, failure: Failure) -> None:
         """All samples of a group whose environment failed to begin have failed."""
         options = self._options
-        group.begin(np.array([options.placeholder], np.int32), None, self.group_size, options.max_response_tokens)
+        prompt, size = np.array([options.placeholder], np.int32), self._options.round_size
+        group.begin(prompt, None, self.group_size, options.max_response_tokens, num_samples=size)
         for episode in group.episodes:
             episode.failure = failure.ending
             self.turns.fail(episode.number, failure.reason)

@@ -66,7 +66,7 @@ class RolloutFiles(LoopObserver):
         append_entries(self.writer.directory / FILE, step.step, step_entries(sampled, trained, self.source.endings))
         if (record := self.source.recorded()) is not None:
             append_step(self._schedule_file, record)  # before the step counts, so that no checkpoint of it is without
-        return {}
+        return {"generated_tokens_per_second": 0.0} if self.source.is_reused else {}
 
     @property
     def _schedule_file(self) -> Path:

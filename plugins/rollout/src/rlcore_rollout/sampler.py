@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, compress
 from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeAlias
@@ -26,7 +26,7 @@ from rlcore_rollout.episode import NOT_GENERATED, EndedSegment, Episode
 from rlcore_rollout.episode_group import Compared, EpisodeGroup, reward_components
 from rlcore_rollout.episode_run import EpisodeRun
 from rlcore_rollout.gc_tuning import only_young_collections
-from rlcore_rollout.group_work import GroupT, GroupWork
+from rlcore_rollout.group_work import GroupRewards, GroupT, GroupWork
 from rlcore_rollout.prompt_groups import GroupOptions, PromptGroups
 from rlcore_rollout.schedule import Position, Schedule, SchedulePolicy
 from rlcore_rollout.step_plans import Draws, PromptLimit, StepPlan, StepPlans
@@ -49,9 +49,13 @@ class StepSampler(ABC, Generic[GroupT]):
     tokenizer: Tokenizer
     sampling: spi.SamplingParams
     samples_per_prompt: int
+    """Samples of each prompt; with `round_size`, at most."""
     max_response_tokens: int
     max_failed_fraction: float
     """The largest share of the samples that may be masked, since their environment failed."""
+    round_size: int | None = None
+    """Samples that each prompt begins with, and gets more of as long as nothing can be learned from them; None for all at
+    once."""
     sampling_mask: bool = False
     """True where the batch is to say what the generator chose each token among."""
     tool_parser: ToolParser | None = None
@@ -101,7 +105,9 @@ class StepSampler(ABC, Generic[GroupT]):
         `overlaps` the generator goes on while others train."""
         policy, group_size = schedule.policy, self.samples_per_prompt
         failures = MaskedFailures(
-            num_samples=policy.capacity * group_size, of=self.purpose, max_fraction=self.max_failed_fraction
+            num_samples=policy.capacity * (self.round_size or group_size),
+            of=self.purpose,
+            max_fraction=self.max_failed_fraction,
         )
         work = self.work_of(schedule, StepPlans(plan_of, policy.groups_per_step, group_size), failures)
         return EpisodeRun(schedule=schedule, work=work, runner=self.episodes, overlaps=overlaps)
@@ -134,7 +140,8 @@ class StepSampler(ABC, Generic[GroupT]):
         numbers = [sample for group in groups for sample in range(group.number * size, (group.number + 1) * size)]
         reasons = {sample: failures.reasons[sample] for sample in numbers if sample in failures.reasons}
         if reasons:
-            self.progress.note(str(evolve(failures, reasons=reasons, num_samples=len(numbers), replaced={})))
+            num_samples = sum(len(group.endings()) for group in groups)
+            self.progress.note(str(evolve(failures, reasons=reasons, num_samples=num_samples, replaced={})))
 
 
 _COLUMNS = (
@@ -197,6 +204,7 @@ class EpisodeSampler(StepSampler[EpisodeGroup]):
         )
         options = GroupOptions(
             group_size=group_size,
+            round_size=self.round_size,
             prompt_limit=self.prompt_limit,
             max_response_tokens=self.max_response_tokens,
             max_turn_tokens=self.max_turn_tokens,
@@ -245,7 +253,7 @@ class EpisodeSampler(StepSampler[EpisodeGroup]):
         if not valid.all():
             loss_mask = loss_mask & np.repeat(valid, np.diff(starts))
             logprobs = np.where(loss_mask, logprobs, np.float32(0.0))
-        groups_of = np.repeat(np.arange(len(groups), dtype=np.int32), self.samples_per_prompt)
+        groups_of = np.repeat(np.arange(len(groups), dtype=np.int32), [len(group.episodes) for group in groups])
         batch = spi.TokenBatch(
             tokens=tokens,
             offsets=offsets,
@@ -290,6 +298,9 @@ class Replay(Protocol):
 
     def sampler(self, sampler: EpisodeSampler) -> EpisodeSampler:
         """Return the sampler that repeats the recorded run, with the options of another."""
+
+    def replaced(self, step: int) -> Mapping[int, GroupRewards]:
+        """Return the rewards of the groups that the recorded run replaced before a step, counted from 1."""
 
     def difference(self, record: StepRecord) -> str | None:
         """Return why a step is no longer that of the recorded run; None where it is."""

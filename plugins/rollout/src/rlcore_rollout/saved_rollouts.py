@@ -12,6 +12,7 @@ from attrs import evolve, field, frozen
 from rlcore.spi import CheckpointError
 from rlcore_rollout.curriculum import CurriculumState
 from rlcore_rollout.episode_run import EpisodeRun
+from rlcore_rollout.group_work import GroupRewards
 from rlcore_rollout.sampler import Distribution
 from rlcore_rollout.schedule import Position
 from rlcore_rollout.serialization import SerializationError
@@ -32,6 +33,8 @@ class SavedRollouts:
     """Version of the weights that each of the last steps began with."""
     distribution: Distribution | None = None
     """The distribution that the groups' tokens were sampled from; None where there are no groups."""
+    replaced: Mapping[int, GroupRewards] = field(factory=dict)
+    """The rewards of replaced groups of which nothing is learned yet."""
     curriculum: CurriculumState | None = None
     """None where every prompt comes as often."""
 
@@ -53,6 +56,7 @@ def save_rollouts(run: EpisodeRun[Any], version_of_step: Mapping[int, int], note
             groups=kept_groups,
             spared=run.work.plans.spared(),
             version_of_step=dict(version_of_step),
+            replaced=dict(run.replaced),
         )
 
     saved = run.snapshot(make)
@@ -70,6 +74,7 @@ def restore_rollouts(
     """Go on with the groups of a checkpoint, in a run that samples from `distribution` and whose schedule is at its position.
     Those that this run would have begun otherwise are noted, and begin again."""
     num_other, groups = 0, []
+    run.replaced |= saved.replaced
     if saved.groups and saved.distribution != distribution:
         note(
             f"{len(saved.groups)} open groups of the checkpoint begin again: the trainer could not tell that they were sampled "

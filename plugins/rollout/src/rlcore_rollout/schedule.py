@@ -17,7 +17,10 @@ class SchedulePolicy:
     num_steps: int
     """Steps of the whole run: nothing begins that no step would train on."""
     max_staleness: int = 0
-    """Steps that may be trained between the weights which a group begins with and the step which trains on it."""
+    """Steps that may be trained between the weights which a group begins with and the last step which trains on it; at least
+    `reuse` - 1."""
+    reuse: int = 1
+    """Steps that train on each batch, one after another. The first of them is number 1, 1 + reuse, 1 + 2 * reuse, …"""
     on_stale: Literal["wait", "drop", "rescore"] = "wait"
     num_extra: int = 0
     """Groups that run beyond those which steps need, so that a step need not wait for its slowest."""
@@ -34,20 +37,34 @@ class SchedulePolicy:
         """Return whether the groups of a step begin together. A sample's log-probabilities are those of its prompt, seed and
         weights, but for rounding, which may depend on what runs beside it: where a step waits for all, the order in which
         environments begin is to change nothing at all."""
-        return not (self.max_staleness or self.num_extra)
+        return not (self.batches_ahead or self.num_extra)
 
     @property
     def carries_samples(self) -> bool:
         """Return whether a later step may train on samples of the present weights, so that an interrupt has to keep them."""
         return self.max_staleness > 0
 
+    @property
+    def first_staleness(self) -> int:
+        """The `max_staleness` of the first step that trains on a batch: the last one is within the bound, too."""
+        return self.max_staleness - (self.reuse - 1)
+
+    @property
+    def batches_ahead(self) -> int:
+        """Batches that may begin before the weights of the steps that train on them."""
+        return self.first_staleness // self.reuse
+
+    def begins_batch(self, trained: int) -> bool:
+        """Return whether the next step takes a new batch, where `trained` steps were trained."""
+        return trained % self.reuse == 0
+
     def oldest_within_bound(self, trained: int) -> int:
         """The step that the oldest weights began which a group may be of, where `trained` steps were trained."""
         return trained - self.max_staleness
 
     def is_stale(self, begun: int, trained: int) -> bool:
-        """Return whether a group is too old to be trained on, if it began when `begun` steps were trained."""
-        return begun < self.oldest_within_bound(trained)
+        """Return whether a group is too old for the next batch, if it began when `begun` steps were trained."""
+        return begun < trained + -trained % self.reuse - self.first_staleness
 
     def oldest_unscored(self, trained: int) -> int:
         """The step that the oldest weights began whose tokens keep the generator's log-probabilities; -1 where all do."""
@@ -56,7 +73,7 @@ class SchedulePolicy:
     @property
     def capacity(self) -> int:
         """Groups that are open at once: begun, and not yet trained on."""
-        return (self.max_staleness + 1) * self.groups_per_step + self.num_extra
+        return (self.batches_ahead + 1) * self.groups_per_step + self.num_extra
 
 
 @define(kw_only=True)
@@ -71,6 +88,8 @@ class Position:
     """Groups that run, each with the number of steps that were trained when it began."""
     complete: dict[int, int] = field(factory=dict)
     """Groups that have ended and wait for a step, likewise."""
+    reused: dict[int, int] = field(factory=dict)
+    """Groups of the batch that the last step trained on and the next one trains on again, likewise."""
     dropped: list[int] = field(factory=list)
     """Groups that were given up since a batch was taken, being too old."""
     refilled: list[int] = field(factory=list)
@@ -80,9 +99,10 @@ class Position:
 class Schedule:
     """The groups of a run, by number. Group n reads the row that is n-th in the data's order.
 
-    A step trains on the oldest complete groups. With `on_stale` "wait" it takes no group while that would leave more of the
-    older ones than the steps until their bound can train on, so that each group is trained on within its bound. With "drop" a
-    group that no later step may train on is given up; with "rescore" it is trained on all the same.
+    A step trains on the oldest complete groups, and the `reuse` - 1 steps behind it train on the same ones. With `on_stale`
+    "wait" it takes no group while that would leave more of the older ones than the steps until their bound can train on, so
+    that each group is trained on within its bound. With "drop" a group that no later step may train on is given up; with
+    "rescore" it is trained on all the same.
 
     No method blocks, and none depends on time: what happens follows from the order of the calls.
     """
@@ -91,8 +111,8 @@ class Schedule:
         """At a position, which is the schedule's from now on. One of other rules may hold more groups than these, or older."""
         self.policy = policy
         self._at = Position() if position is None else position
-        self._training: dict[int, int] = {}
-        """Groups of the batch that was taken and is not yet trained on."""
+        self._training: dict[int, int] = {} if self.policy.begins_batch(self.trained) else dict(self._at.reused)
+        """Groups of the batch that was taken and is not yet trained on, or is to be once more."""
         self._dropped: list[int] = []
         """Groups that were given up before that batch, and behind the one before it; empty where none was taken."""
         self._refilled: list[int] = []
@@ -121,8 +141,8 @@ class Schedule:
 
     @property
     def open_groups(self) -> list[int]:
-        """The groups that run, and those that have ended and wait for a step."""
-        return [*self._at.running, *self._at.complete]
+        """The groups that run, those that have ended and wait for a step, and those that the next step trains on again."""
+        return [*self._at.running, *self._at.complete, *self._training]
 
     @property
     def num_open(self) -> int:
@@ -133,6 +153,11 @@ class Schedule:
     def training(self) -> Collection[int]:
         """The groups of the batch that was taken and is not yet trained on."""
         return self._training.keys()
+
+    @property
+    def reuses(self) -> bool:
+        """Return whether the next step trains on the groups of the last one."""
+        return bool(self._training) and not self.policy.begins_batch(self.trained)
 
     @property
     def dropped(self) -> list[int]:
@@ -156,12 +181,13 @@ class Schedule:
 
     def position(self) -> Position:
         """Return its position. A batch that is taken and not trained on counts as complete, so that nothing of it is lost."""
-        at = self._at
+        at, reuses = self._at, self.reuses
         return Position(
             next_number=at.next_number,
             trained=at.trained,
             running=dict(at.running),
-            complete=at.complete | self._training,
+            complete=dict(at.complete) if reuses else at.complete | self._training,
+            reused=dict(self._training) if reuses else {},
             dropped=[*self._dropped, *at.dropped],
             refilled=[*self._refilled, *at.refilled],
         )
@@ -169,7 +195,10 @@ class Schedule:
     def admit(self) -> list[int]:
         """The groups that begin now."""
         policy, at = self.policy, self._at
-        num_wanted = (policy.num_steps - at.trained) * policy.groups_per_step + policy.num_extra
+        if self.reuses and policy.is_stale(at.trained, at.trained):
+            return []  # the next batch begins with younger weights
+        num_batches = -(-policy.num_steps // policy.reuse) - at.trained // policy.reuse  # the one in training among them
+        num_wanted = num_batches * policy.groups_per_step + policy.num_extra
         num_begun = len(at.running) + len(at.complete) + len(self._training)
         begun = list(range(at.next_number, at.next_number + max(0, min(policy.capacity, num_wanted) - num_begun)))
         at.next_number += len(begun)
@@ -179,6 +208,9 @@ class Schedule:
     def restart(self, number: int) -> None:
         """An open group has begun again, with the present weights."""
         self._at.complete.pop(number, None)
+        if self._training.pop(number, None) is not None:  # the others wait until the batch is whole again
+            self._at.complete |= self._training
+            self._training = {}
         self._at.running[number] = self._at.trained
 
     def end(self, number: int, *, has_signal: bool) -> bool:
@@ -202,10 +234,12 @@ class Schedule:
 
     def can_take(self) -> bool:
         """Return whether the next step's batch is there."""
-        return bool(self._next())
+        return self.reuses or bool(self._next())
 
     def take(self) -> list[int]:
         """The groups of the next step, ascending; they stay open until `train`. Empty where the batch is not there yet."""
+        if self.reuses:
+            return sorted(self._training) if self.can_take() else []
         at, chosen = self._at, self._next()
         for number in chosen:
             self._training[number] = at.complete.pop(number)
@@ -228,10 +262,10 @@ class Schedule:
     def train(self) -> list[int]:
         """The batch was trained on. Returns the groups that are open no longer: its own, and those that are given up since they
         would be too old for the next step."""
-        at = self._at
-        closed = list(self._training)
-        self._training.clear()
+        at, closed = self._at, list[int]()
         at.trained += 1
+        if self.policy.begins_batch(at.trained):
+            closed, self._training = list(self._training), {}
         self._dropped, self._refilled = [], []
         return closed + self._drop_stale()
 
@@ -255,9 +289,9 @@ class Schedule:
             return []  # before anything is counted: it is asked at the end of each group
         if policy.on_stale == "wait":
             complete, running = Counter(at.complete.values()), Counter(at.running.values())
-            for later in range(policy.max_staleness + 1):
-                # What has to be trained on by the step that is so much later, and what the steps after this one can take of it.
-                last = at.trained + later - policy.max_staleness
+            for later in range(policy.batches_ahead + 1):
+                # What has to be trained on by the batch that is so much later, and what those after this one can take of it.
+                last = at.trained + later * policy.reuse - policy.first_staleness
                 num_complete, num_running = (
                     sum(number for begun, number in groups.items() if begun <= last) for groups in (complete, running)
                 )

@@ -22,6 +22,7 @@ REPLAYED = (
     "model.chat_template_kwargs",
     "environment",
     "data.train",
+    *("data.zero_variance_weight", "data.prompt_weights", "data.curriculum_threshold", "data.level_window"),
     "rollout",
     "async",
     "training.prompts_per_step",

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
+import numpy as np
 from attrs import evolve
 
 from rlcore.run.data.mixes import rows_at
@@ -16,17 +17,18 @@ from rlcore_rollout.curriculum import Curriculum, CurriculumState
 from rlcore_rollout.episode_run import EpisodeRun
 from rlcore_rollout.failures import StepEndings, ledger_name
 from rlcore_rollout.gc_tuning import step_begins, step_ends
+from rlcore_rollout.group_work import GroupRewards
 from rlcore_rollout.sampler import EpisodeSampler, Replay, StepSampler
 from rlcore_rollout.saved_rollouts import SavedRollouts, damage_told, dumps, loads, restore_rollouts, save_rollouts
 from rlcore_rollout.schedule import Position, SchedulePolicy
 from rlcore_rollout.step_plans import Draws, StepPlan
-from rlcore_rollout.trace_records import StepRecord, step_record
+from rlcore_rollout.trace_records import PlanRecord, ReplacedRecord, StepRecord, step_record
 
 
 class RolloutSource(Source):
     """Rewarded samples of the policy: of the present one, or within the schedule's bound of those before it."""
 
-    generates: ClassVar[bool] = True
+    generates = True
 
     def __init__(
         self,
@@ -52,6 +54,8 @@ class RolloutSource(Source):
         """True where the rewards of the last batch's groups differed, and of those that were replaced before it."""
         self._success: dict[int, float] = {}
         """The share of solved samples of the last batch's groups."""
+        self._rewards: dict[int, GroupRewards] = {}
+        """The rewards of the last batch's groups, and of those that were replaced before it."""
         self._seed = seed
         self._policy = policy
         self._restarts = restarts and replay is None
@@ -62,6 +66,8 @@ class RolloutSource(Source):
         self._record: StepRecord | None = None
         self.endings = StepEndings()
         """The ends of the last step's episodes."""
+        self.is_reused = False
+        """True where the last step trained on the batch of the one before."""
         self._run = self._run_at(self._position(0))
         self._version_of_step: dict[int, int] = {}
         """The weights that each of the last steps began with."""
@@ -91,6 +97,7 @@ class RolloutSource(Source):
             self._curriculum.begin(found.position.next_number // self._policy.groups_per_step, found.curriculum)
         self._run = self._run_at(found.position)
         restore_rollouts(self._run, found, self._sampler.distribution, self._sampler.progress.note)
+        self.generates = self._generates_behind(found.position.trained) or not self._run.schedule.reuses
 
     @contextmanager
     def interruptible(self, guard: InterruptGuard) -> Iterator[Callable[[], bool]]:
@@ -104,33 +111,41 @@ class RolloutSource(Source):
 
     def sample(self, step: int, weight_version: int, may_go_on: Callable[[], bool] = always) -> CollectedRollouts | None:
         """At a staleness of 0 determined by seed, step and weights."""
-        schedule = self._run.schedule
+        schedule, reuses = self._run.schedule, self._run.schedule.reuses
         assert schedule.trained == step - 1, "steps follow each other"
         self._version_of_step[step - 1] = weight_version
         collected = self._sampler.collect_step(self._run, weight_version, may_go_on)
         if collected is None:
             return None
         step_begins(len(collected.rewards))
+        self.is_reused, self.generates = reuses, self._generates_behind(step)
         collected = evolve(collected, weight_version=weight_version)
         self.endings = self._run.taken(self._endings)
         figures: dict[str, float] = {}
         if self._curriculum is not None:
+            if self._replay is not None:
+                self._run.replaced |= self._replay.replaced(step)
             figures |= self._curriculum.metrics()
-            self._has_signal, self._success = self._run.taken(lambda groups: (self._signals(groups), self._solved(groups)))
-            collected = evolve(collected, schedule_metrics=figures)
+            learned = self._run.taken(lambda groups: (self._signals(groups), self._solved(groups), self._rewards_of(groups)))
+            # Each sample tells of its row once.
+            self._has_signal, self._success, self._rewards = ({}, {}, {}) if reuses else learned
+        if self._sampler.round_size is not None:
+            sizes = np.bincount(collected.group_ids[collected.first_sequences])
+            figures |= {"samples_per_prompt_mean": float(sizes.mean()), "samples_per_prompt_max": float(sizes.max())}
         if self._policy.is_synchronous:
-            return collected
+            return evolve(collected, schedule_metrics=figures)
         oldest = self._version_of_step.get(self._policy.oldest_unscored(step - 1), 0)
         reasons = self._run.work.failures.reasons
         is_replayable = isinstance(self._sampler, EpisodeSampler)  # what agents do is repeated by no schedule
         metrics, record = self._run.taken(
             lambda groups: (
                 schedule.metrics(),
-                step_record(schedule, groups, reasons, weight_version) if is_replayable else None,
+                step_record(schedule, () if reuses else groups, reasons, weight_version) if is_replayable else None,
             )
         )
         if record is not None:
-            self._record = evolve(record, num_rescored=int(collected.older_than(oldest).sum()))
+            record = evolve(record, num_rescored=int(collected.older_than(oldest).sum()))
+            self._record = record if self._curriculum is None else self._with_choices(record, self._curriculum)
             if self._is_exact and self._replay is not None and (reason := self._replay.difference(self._record)) is not None:
                 self._is_exact = False
                 self._sampler.progress.note(
@@ -142,7 +157,7 @@ class RolloutSource(Source):
     def trained(self) -> None:
         """Close the step's groups, and those that are too old for the next step."""
         if self._curriculum is not None:
-            self._curriculum.learn(self._has_signal, self._success)
+            self._curriculum.learn(self._has_signal, self._success, self._rewards)
         if self._restarts:
             self._run.pause()
         self._run.train()
@@ -199,6 +214,10 @@ class RolloutSource(Source):
         self._run.close()
         step_ends()
 
+    def _generates_behind(self, step: int) -> bool:
+        """Return whether the generator may be asked for samples once this step is trained."""
+        return self._overlaps or self._replay is not None or self._policy.begins_batch(step)
+
     def _curriculum_state(self) -> CurriculumState | None:
         return None if self._curriculum is None else self._curriculum.state()
 
@@ -206,9 +225,24 @@ class RolloutSource(Source):
         """Return whether rewards differ in the batch's groups, of those that tell of their own rows; they did not in such ones
         that were replaced."""
         run = self._run
-        replaced = [number for number in run.schedule.refilled if number not in run.unrated]
+        replaced = [number for number in run.schedule.refilled if number not in run.replaced or run.replaced[number][0]]
         signals = {group.number: run.work.has_signal(group) for group in groups if run.work.rates_row(group)}
         return signals | dict.fromkeys(replaced, False)
+
+    def _with_choices(self, record: StepRecord, curriculum: Curriculum) -> StepRecord:
+        """The record of a step with the rows that were chosen for it, and what they follow from."""
+        return evolve(
+            record,
+            plans=tuple(
+                PlanRecord(step=step, rows=tuple(rows.tolist()), end=end)
+                for step, (rows, end) in curriculum.take_plans().items()
+            ),
+            replaced=tuple(
+                ReplacedRecord(number=number, rewards=tuple(found[0]), success=found[1])
+                for number in record.refilled
+                if (found := self._run.replaced.get(number)) is not None
+            ),
+        )
 
     def _endings(self, groups: Sequence[Any]) -> StepEndings:
         """The rows of the batch's groups, and the episodes that were left out since the batch before."""
@@ -225,6 +259,14 @@ class RolloutSource(Source):
     def _solved(self, groups: Sequence[Any]) -> dict[int, float]:
         """The share of solved samples of the batch's groups, of those that tell of their own rows."""
         return {group.number: group.success_rate for group in groups if self._run.work.rates_row(group)}
+
+    def _rewards_of(self, groups: Sequence[Any]) -> dict[int, GroupRewards]:
+        """The rewards of the batch's groups, and of those that were replaced before it, as far as they tell of their own
+        rows."""
+        run = self._run
+        replaced = {number: found for number in run.schedule.refilled if (found := run.replaced.get(number)) is not None}
+        rated = {group.number: (group.rewards, group.success_rate) for group in groups if run.work.rates_row(group)}
+        return {number: found for number, found in (rated | replaced).items() if found[0]}
 
     def _note_beginning(self) -> None:
         """A step begins."""

@@ -78,6 +78,29 @@ class GroupRecord:
 
 
 @frozen(kw_only=True)
+class PlanRecord:
+    """The rows of a step's groups by number, where they follow from the rewards of earlier ones."""
+
+    step: Count
+    """The step, counted from 0."""
+    rows: tuple[Count, ...]
+    """Their numbers among those within the limits."""
+    end: Count
+    """The place behind them in the order of the data."""
+
+
+@frozen(kw_only=True)
+class ReplacedRecord:
+    """A group that was replaced, of which its row's weight follows."""
+
+    number: Count
+    rewards: tuple[float, ...]
+    """Its samples' rewards; none where they say nothing of its row."""
+    success: float
+    """The share of these that solved it."""
+
+
+@frozen(kw_only=True)
 class StepRecord:
     """One step."""
 
@@ -97,6 +120,10 @@ class StepRecord:
     """Groups that were given up since the step before, being too old."""
     refilled: tuple[Count, ...] = ()
     """Groups that were replaced since then, having no signal."""
+    plans: tuple[PlanRecord, ...] = ()
+    """The rows that were chosen since then, by rewards."""
+    replaced: tuple[ReplacedRecord, ...] = ()
+    """The rewards of the groups of `refilled`, where rows are chosen by them."""
 
     def as_json(self) -> dict[str, Any]:
         """The record for a JSON file; what has its default value is left out."""

@@ -50,7 +50,7 @@ def export_checkpoint(
         model=model_spec(recipe, device),
         rank_info=spi.RankInfo(device="cpu"),
         seed=recipe.run.seed,
-        num_train_steps=recipe.run.num_steps * recipe.training.minibatches_per_step,
+        num_train_steps=recipe.run.num_steps * recipe.training.updates_per_step,
         needs_reference=False,
         max_sequence_length=recipe.rollout.max_sequence_length,
         optimizer=recipe.optimizer,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from rlcore.config.asynchrony import AsyncConfig
-from rlcore.config.data import LEVEL_WINDOW, DatasetConfig
+from rlcore.config.data import DatasetConfig
 from rlcore.config.recipe import Recipe, RolloutConfig
 from rlcore.run.plan.other_models import other_model_problems
 from rlcore.run.plan.run_plan import RunPlan
@@ -114,57 +114,30 @@ def _pointless(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
             found=f"true, {algorithm} compares no probabilities with the generator's",
             expected="false: truncated sampling biases nothing there",
         )
-    weight = recipe.data.zero_variance_weight
-    if weight != 1.0 and (needs.source != "rollouts" or rollout.samples_per_prompt == 1):
-        why = f"with algorithm {recipe.algorithm.name!r}, which trains on no rollouts"
-        yield Problem(
-            path="data.zero_variance_weight",
-            found=f"{weight:g}, {why if needs.source != 'rollouts' else 'with rollout.samples_per_prompt = 1'}",
-            expected="1.0, the default: no prompt has several samples whose rewards could differ",
-        )
-    if (problem := _level_problem(recipe, needs)) is not None:
-        yield problem
     if needs.source == "rollouts":
         return
-    if recipe.async_ != AsyncConfig():
-        yield Problem(path="async", found=f"the section, {algorithm} trains on no rollouts", expected="no such section")
-    if rollout.replay_routing:
-        yield Problem(
-            path="rollout.replay_routing",
-            found=f"true, {algorithm} trains on no rollouts",
-            expected="false: there is no routing to replay",
-        )
-    if rollout.temperature != 1.0:
-        yield Problem(
-            path="rollout.temperature",
-            found=f"{rollout.temperature}, {algorithm} trains on no rollouts",
-            expected="1.0: what is learned would be the probabilities at that temperature",
-            remedy="Leave it out; evaluation.temperature is that of evaluations.",
-        )
-
-
-def _level_problem(recipe: Recipe, needs: AlgorithmNeeds) -> Problem | None:
-    """Levels rise by the success of whole groups of samples."""
-    threshold, window, rollout = recipe.data.curriculum_threshold, recipe.data.level_window, recipe.rollout
-    if threshold is None:
-        if window in (None, LEVEL_WINDOW):
-            return None
-        return Problem(
-            path="data.level_window", found=f"{window}, without data.curriculum_threshold", expected="no such key, or both"
-        )
-    why = ""
-    if needs.source != "rollouts":
-        why = f"with algorithm {recipe.algorithm.name!r}, which trains on no rollouts"
-    elif rollout.samples_per_prompt == 1:
-        why = "with rollout.samples_per_prompt = 1"
-    elif rollout.dynamic_sampling:
-        why = "with rollout.dynamic_sampling, which replaces the groups that are solved as a whole"
-    elif recipe.data.zero_variance_weight < 1:
-        why = f"with data.zero_variance_weight = {recipe.data.zero_variance_weight:g}, which passes over solved rows"
-    if not why:
-        return None
-    expected = "no such key: levels rise with the success of groups of several samples, all of which count"
-    return Problem(path="data.curriculum_threshold", found=f"{threshold:g}, {why}", expected=expected)
+    data, again = recipe.data, "1: rows of a data set come again in each epoch"
+    unread = (
+        ("async", recipe.async_ != AsyncConfig(), "the section", "no such section", ""),
+        ("rollout.replay_routing", rollout.replay_routing, "true", "false: there is no routing to replay", ""),
+        ("rollout.reuse", rollout.reuse > 1, rollout.reuse, again, ""),
+        ("rollout.max_samples_per_prompt", rollout.max_samples_per_prompt, rollout.max_samples_per_prompt, "no such key", ""),
+        ("training.epochs_per_step", recipe.training.epochs_per_step > 1, recipe.training.epochs_per_step, again, ""),
+        ("data.zero_variance_weight", data.zero_variance_weight < 1, f"{data.zero_variance_weight:g}", "1.0, the default", ""),
+        ("data.prompt_weights", data.prompt_weights is not None, data.prompt_weights, "no such key", ""),
+        ("data.level_window", data.level_window is not None, data.level_window, "no such key", ""),
+        ("data.curriculum_threshold", data.curriculum_threshold is not None, data.curriculum_threshold, "no such key", ""),
+        (
+            *("rollout.temperature", rollout.temperature != 1.0, rollout.temperature),
+            *(
+                "1.0: what is learned would be the probabilities at that temperature",
+                "evaluation.temperature is that of evaluations.",
+            ),
+        ),
+    )
+    for path, is_set, found, expected, remedy in unread:
+        if is_set:
+            yield Problem(path=path, found=f"{found}, {algorithm} trains on no rollouts", expected=expected, remedy=remedy)
 
 
 def replays_sampling_mask(recipe: Recipe, needs: AlgorithmNeeds) -> bool:

@@ -225,12 +225,12 @@ class RunPlan:
     @property
     def num_train_steps(self) -> int:
         """Optimizer steps of the policy in the whole run, as planned: those of its resumptions among them."""
-        return max(self.recipe.run.num_steps - self.critic_warmup_steps, 1) * self.recipe.training.minibatches_per_step
+        return max(self.recipe.run.num_steps - self.critic_warmup_steps, 1) * self.recipe.training.updates_per_step
 
     @property
     def num_critic_steps(self) -> int:
         """Optimizer steps of a critic in the whole run."""
-        return self.recipe.run.num_steps * self.recipe.training.minibatches_per_step
+        return self.recipe.run.num_steps * self.recipe.training.updates_per_step
 
     @property
     def critic_optimizer(self) -> spi.OptimizerSpec:

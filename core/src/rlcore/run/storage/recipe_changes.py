@@ -17,7 +17,7 @@ ANOTHER_RUN = (
     "lora",
     "algorithm.name",
     "environment.name",
-    *("data.train", "data.zero_variance_weight", "data.curriculum_threshold", "data.level_window"),
+    *("data.train", "data.zero_variance_weight", "data.prompt_weights", "data.curriculum_threshold", "data.level_window"),
     "training.prompts_per_step",
 )
 """Keys and sections that determine a checkpoint's meaning: the order and text of prompts, random draws and what is learned.

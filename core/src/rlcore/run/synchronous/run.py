@@ -102,7 +102,7 @@ class SynchronousRun:
             model=self._model,
             rank_info=rank_info,
             seed=recipe.run.seed,
-            num_train_steps=recipe.run.num_steps * recipe.training.minibatches_per_step,
+            num_train_steps=recipe.run.num_steps * recipe.training.updates_per_step,
             needs_reference=algorithm.needs.reference_logprobs,
             max_sequence_length=recipe.rollout.max_sequence_length,
             optimizer=recipe.optimizer,

@@ -6,7 +6,7 @@ overlaps with training need an installed collector.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from attrs import define, field, frozen
@@ -78,7 +78,7 @@ class _OneRequest:
 class SynchronousSource(Source):
     """Rewarded samples of the present policy: a function of seed, step and weights."""
 
-    generates: ClassVar[bool] = True
+    generates = True
     generator: GeneratorGroup
     environment: spi.Environment
     tokenizer: Tokenizer

@@ -20,7 +20,7 @@ def minibatches_of(training: spi.TrainingBatch, recipe: Recipe, step: int) -> li
     """Return the step's minibatches, without those that have no signal: AdamW would move the weights all the same, by its
     moments and its decay."""
     num_warmup_steps = 0 if recipe.critic is None else recipe.critic.warmup_steps
-    batch, planned = training.batch, (step - 1 - num_warmup_steps) * recipe.training.minibatches_per_step
+    batch, planned = training.batch, (step - 1 - num_warmup_steps) * recipe.training.updates_per_step
     num_loss_tokens = batch.loss_lengths
     counted = num_loss_tokens if training.has_signal is None else num_loss_tokens * training.has_signal
     return [
@@ -51,18 +51,18 @@ def minibatches_with_signal(
 
 
 def _sequences(batch: spi.TokenBatch, recipe: Recipe, step: int) -> list[Int64Array]:
-    """The sequences of each update: whole groups, shuffled where there are several updates."""
-    num_updates = recipe.training.minibatches_per_step
+    """The sequences of each update, epoch after epoch: whole groups, shuffled where an epoch has several updates."""
+    num_updates, epochs = recipe.training.minibatches_per_step, range(recipe.training.epochs_per_step)
     if num_updates == 1:
-        return [np.arange(batch.num_sequences)]
+        return [np.arange(batch.num_sequences) for _ in epochs]
     groups = batch.sequence_columns.get(spi.GROUP_IDS)
     if groups is None:
         raise spi.ContractError(
             f"the training batch lacks the sequence column {spi.GROUP_IDS}; expected the rollouts' columns kept"
         )
     random = np.random.default_rng([recipe.run.seed, RandomPurpose.MINIBATCHES, step])
-    order = random.permutation(np.unique(groups))
-    return [np.flatnonzero(np.isin(groups, group_ids)) for group_ids in np.array_split(order, num_updates)]
+    orders = [np.array_split(random.permutation(np.unique(groups)), num_updates) for _ in epochs]
+    return [np.flatnonzero(np.isin(groups, group_ids)) for order in orders for group_ids in order]
 
 
 Costs: TypeAlias = NDArray[np.float64]

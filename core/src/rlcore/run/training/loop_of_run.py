@@ -156,7 +156,7 @@ def critic_of(plan: RunPlan, backends: Backends, clock: PhaseClock) -> Critic | 
         group=backends.critic,
         residency=CriticResidency.of(plan, backends.critic, clock),
         clock=clock,
-        num_warmup_updates=plan.critic_warmup_steps * plan.recipe.training.minibatches_per_step,
+        num_warmup_updates=plan.critic_warmup_steps * plan.recipe.training.updates_per_step,
     )
 
 

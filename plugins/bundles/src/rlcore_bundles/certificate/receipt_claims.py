@@ -66,7 +66,9 @@ def token_versions(run: Path) -> Judgement:
     if not any(line["versions"] for line in lines.values()):
         return missing("no policy sampled the tokens")
     recipe = recipe_of(run)
-    oldest = int(recipe["async"]["max_staleness"]) * int(recipe["training"]["minibatches_per_step"])
+    training = recipe["training"]
+    updates = int(training["minibatches_per_step"]) * int(training.get("epochs_per_step", 1))
+    oldest = int(recipe["async"]["max_staleness"]) * updates
     problems, total, stale = [], 0, 0
     for step, line in lines.items():
         now, counts = int(line["weight_version"]), {int(version): int(count) for version, count in line["versions"].items()}

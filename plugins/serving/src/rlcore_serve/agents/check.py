@@ -11,6 +11,7 @@ from rlcore.run.plan.run_plan import RunPlan
 from rlcore.schema.describe import toml_literal
 from rlcore.spi import Problem
 from rlcore.spi.provider import group_of
+from rlcore_rollout.check import prompt_problems
 
 READ = frozenset(
     {
@@ -43,6 +44,7 @@ _REASONS = {
 
 def check(plan: RunPlan) -> Iterator[Problem]:
     """Yield the keys that do nothing where agents run the episodes; a server of sessions that is missing."""
+    yield from prompt_problems(plan)
     rollout, name = plan.recipe.rollout, plan.chosen["environment"].name
     agents = f"with environment {name!r}, whose agents run the episodes"
     if only_function("session_server") is None:

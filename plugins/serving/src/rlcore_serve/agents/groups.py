@@ -48,6 +48,11 @@ class AgentGroup:
         return sum(episode.result is not None for episode in self.episodes)
 
     @property
+    def rewards(self) -> list[float]:
+        """See OpenGroup."""
+        return [episode.result.reward for episode in self.episodes if episode.result is not None]
+
+    @property
     def success_rate(self) -> float:
         """The share of these that solved it; 0.0 where there are none."""
         solved = sum(episode.result.success for episode in self.episodes if episode.result is not None)
