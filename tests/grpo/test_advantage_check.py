@@ -7,7 +7,7 @@ import attrs
 import pytest
 from attrs import evolve
 
-from rlcore.spi import CheckContext, ModelSpec
+from rlcore.spi import CheckContext, ModelSpec, Note
 from rlcore_grpo.check import check
 from rlcore_grpo.config import GrpoConfig
 from rlcore_grpo.presets import DapoConfig, ReinforcePpConfig
@@ -16,12 +16,18 @@ CONTEXT = CheckContext(model=ModelSpec(path="model"), device="cpu", world_size=1
 PARTS = "normalise_then_sum"
 
 
-@pytest.mark.parametrize("unit", ["turn", "process"])
-def test_turns_are_compared_where_there_are_several(unit):
-    (problem,) = check(evolve(CONTEXT, max_turns=1), GrpoConfig(advantage_per=unit))
+def test_turns_are_compared_where_there_are_several():
+    (problem,) = check(evolve(CONTEXT, max_turns=1), GrpoConfig(advantage_per="turn"))
     assert problem.path == "algorithm.grpo.advantage_per"
-    assert unit in problem.found
-    assert not check(CONTEXT, GrpoConfig(advantage_per=unit))
+    assert "turn" in problem.found
+    assert not check(CONTEXT, GrpoConfig(advantage_per="turn"))
+
+
+def test_parts_of_one_turn_may_be_compared():
+    (note,) = check(evolve(CONTEXT, max_turns=1), GrpoConfig(advantage_per="process"))
+    assert isinstance(note, Note)
+    assert note.path == "algorithm.grpo.advantage_per"
+    assert not check(CONTEXT, GrpoConfig(advantage_per="process"))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from attrs import frozen
 
-from rlcore.schema.constraints import Share, Text
+from rlcore.schema.constraints import Finite, Share, Text
 from rlcore_distill.config import ABOVE_0
 
 
@@ -43,7 +43,7 @@ class SdpoConfig(SelfDistillConfig):
 
     section = "algorithm.sdpo"
 
-    success_reward_threshold: float = 1.0
+    success_reward_threshold: Finite = 1.0
     """The reward at which an answer succeeds. A sample's teacher reads the group's first such answer, never the sample
     itself."""
     feedback_field: Text | None = None
