@@ -119,9 +119,16 @@ FAULTS = (
     Fault(
         "groups are replaced by their sums of rewards where parts are compared",
         "rlcore_rollout.episode_group",
-        "[one.rewards for one in trained], [one.reward_components for one in trained], compared",
-        '[one.rewards for one in trained], [one.reward_components for one in trained], "rewards"',
+        "has_reward_variance(rewards, [one.reward_components for one in trained], compared)",
+        'has_reward_variance(rewards, [one.reward_components for one in trained], "rewards")',
         "tests/system/test_rewards.py::test_they_teach_where_each_part_is_compared",
+    ),
+    Fault(
+        "the end of a turn has the rewards of its parts too",
+        "rlcore_rollout.episode",
+        "yield first, end, rest, first > start",
+        "yield first, end, reward, first > start",
+        "tests/rollout/test_episode.py::test_parts_of_a_turn_end_at_tokens[part_rewards1-parts1]",
     ),
     Fault(
         "what is left of parts of rewards that cancel is scaled up",

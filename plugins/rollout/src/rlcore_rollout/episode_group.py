@@ -89,14 +89,10 @@ class EpisodeGroup:
         """Return whether what is compared tells its episodes apart that are trained on, and which have all ended; True where it
         has none. With `masks_truncated` those are not that a limit of tokens or turns cut off."""
         trained = [one for one in self.episodes if one.valid and not (masks_truncated and one.truncated)]
-        return self.is_left_out or has_reward_variance(
-            [
-                [reward for _, _, reward, _ in one.rewarded_parts()] if compared == "turn_rewards" else one.rewards
-                for one in trained
-            ],
-            [one.reward_components for one in trained],
-            compared,
-        )
+        rewards = [one.rewards for one in trained]
+        if compared == "turn_rewards":
+            rewards = [tuple(reward for _, _, reward, _ in one.rewarded_parts()) for one in trained]
+        return self.is_left_out or has_reward_variance(rewards, [one.reward_components for one in trained], compared)
 
     @property
     def num_rewarded(self) -> int:
