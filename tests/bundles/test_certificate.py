@@ -22,6 +22,8 @@ from rlcore_bundles.certificate.command import certify_command
 from rlcore_bundles.certificate.oracle import loss_in_float64, tolerance
 from rlcore_bundles.storage import read_bundle, write_bundle
 
+PAGE = Path(__file__).parents[2] / "docs" / "receipts.md"
+
 
 def verdicts(found: Certificate) -> dict[str, str]:
     return {claim.name: claim.verdict for claim in found.claims}
@@ -42,6 +44,12 @@ def test_a_run_with_receipts_holds_every_proof(receipted: Path) -> None:
     assert texts["versions of tokens"].endswith("at most 0 updates behind")
     assert texts["losses in float64"].startswith("2 updates, at most ")
     assert "4 versions" in texts["refits"]
+
+
+def test_the_documents_table_has_every_claim(receipted: Path) -> None:
+    table = PAGE.read_text().partition("| Claim | Holds where |")[2].partition("\n\n")[0]
+    named = [name.strip() for line in table.splitlines()[2:] for name in line.split("|")[1].split(",")]
+    assert sorted(named) == sorted(claim.name for claim in certificate(receipted).claims)
 
 
 def test_a_run_without_receipts_says_what_was_not_recorded(finished: Path) -> None:

@@ -92,6 +92,30 @@ def test_a_float64_replay_has_the_bound_of_the_recorded_dtype(recorded: Bundle) 
     assert 0 < found.bound < 1e-4
 
 
+@pytest.mark.parametrize("trainer", ["fsdp2", "megatron"])
+def test_a_step_of_muon_is_repeated_in_float64(recipe_of: Callable[..., Any], tmp_path: Path, trainer: str) -> None:
+    """The gradients and the momentum of the replay are float64; Muon's iterations are bfloat16 in every dtype."""
+    (tmp_path / "score.py").write_text("def score(completion):\n    return completion[:1] in '0123456'\n")
+    sections: dict[str, Any] = {
+        "environment": {"function": {"path": f"{tmp_path / 'score.py'}:score"}},
+        "optimizer": {"name": "muon", "learning_rate": 5e-4},
+        "run": {"num_steps": 2, "device": "cpu"},
+    }
+    recipe = recipe_of(tmp_path, trainer={"name": trainer}, **sections)
+    bundle = read_bundle(rlcore.train(recipe, progress="silent").path / "bundles" / "step-000002")
+    assert len(bundle.updates) == 2
+    found = replay(bundle, ["trainer.name=fsdp2", "model.dtype=float64"])
+    assert first_difference(found.rows) is None, found.rows
+    rounded = {row.quantity for row in found.rows if row.verdict == "rounding"}
+    assert {"update 1: log-probabilities", "update 1: gradient norm", "update 1: gradient of a tensor"} <= rounded
+    # A trainer reads no other trainer's state, so the second update is compared with fsdp2's own alone.
+    assert ("update 2: log-probabilities" in rounded) == (trainer == "fsdp2"), found.rows
+    wrong = _update(bundle, 0, grad_norm=bundle.updates[0].grad_norm * 1.001)
+    planted = first_difference(replay(wrong, ["trainer.name=fsdp2", "model.dtype=float64"]).rows)
+    assert planted is not None
+    assert planted.quantity == "update 1: gradient norm"
+
+
 @pytest.mark.wide
 def test_a_step_of_megatron_on_two_ranks_is_repeated_in_float64(recipe_of: Callable[..., Any], tmp_path: Path) -> None:
     sections: dict[str, Any] = {

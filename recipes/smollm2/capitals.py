@@ -1,0 +1,16 @@
+"""Rewards for smollm2-capitals.toml, and for smollm2-hanging-reward.toml one that hangs on some responses."""
+
+import re
+
+SENTENCE = re.compile(r"([\w\s,']+)+\.")
+"""Words and a full stop. Where the response does not end behind them, the search splits n characters in 2^n ways."""
+
+
+def names_capital(completion: str, answer: str) -> bool:
+    """Whether the response names the capital."""
+    return answer in completion
+
+
+def one_sentence(completion: str, answer: str) -> bool:
+    """Whether the response is one sentence that names the capital. It hangs on a longer response, and on one that was cut."""
+    return SENTENCE.fullmatch(completion) is not None and answer in completion
