@@ -79,6 +79,7 @@ def test_a_recipes_model_is_on_the_hub_or_written_by_a_documented_command(
     recipes = [recipe for recipe in map(values, RECIPES) if "run" in recipe]
     exporting = [recipe for recipe in recipes if recipe.get("checkpoint", {}).get("export") == "hf"]
     made |= {f"runs/{recipe['run']['name']}/model" for recipe in exporting}
+    made |= {f"{folder}/{below}" for folder in SCRIPT.findall(TEXTS) for below in ("student", "teacher", "warm-start/model")}
     recipe = values(name)
     for model in [recipe[section]["path"] for section in ("model", "reference") if section in recipe]:
         assert re.fullmatch(r"(?!runs/)[\w.-]+/[\w.-]+", model) or model in made, f"no documented command writes {model}"
