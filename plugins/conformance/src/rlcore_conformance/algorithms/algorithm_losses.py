@@ -77,7 +77,7 @@ class AlgorithmLosses(AlgorithmFixtures):
         """The loss falls where the best answer of a group gains against the worst, where a demonstration or a desirable answer
         becomes likelier, or another labelled answer less likely, if the model is the one that was sampled."""
         needs = algorithm.handle.needs
-        if needs.reference_model or needs.critic:
+        if needs.reference_model or needs.critic or algorithm.handle.reprompts:
             pytest.skip("what it learns is told by a teacher or a critic, not by rewards alone")
         if needs.head == "value" and needs.source == "demonstrations":
             pytest.skip("a model of values finds no answer likelier")

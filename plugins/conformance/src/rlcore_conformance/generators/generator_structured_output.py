@@ -34,8 +34,9 @@ class GeneratorStructuredOutput(GeneratorFixtures):
     """Samples with a schema fulfil it, and are distributed over the tokens that it allows."""
 
     @pytest.fixture
-    def end(self, model: ModelSpec) -> int:
+    def end(self, generator: GeneratorUnderTest, model: ModelSpec) -> int:
         """The token that ends a text, by the model's tokenizer."""
+        generator.require(capabilities.STRUCTURED_OUTPUT)
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
