@@ -66,6 +66,7 @@ def played(
             "max_sequence_length": 400,
             "max_response_tokens": 5,
             "max_failed_fraction": 0.5,
+            "trains": True,
             "history": "refuse",
             "clock": PhaseClock(progress),
             "progress": progress,

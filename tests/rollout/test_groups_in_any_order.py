@@ -175,7 +175,7 @@ def sampler_of(runner: EpisodeRunner, *, agents: bool) -> StepSampler[Any]:
     }
     if agents:
         module = pytest.importorskip("rlcore_serve.agents.collector", reason="sessions need a server")
-        return module.AgentSampler(**options, server=session_server, max_sequence_length=200, history="refuse")
+        return module.AgentSampler(**options, server=session_server, max_sequence_length=200, history="refuse", trains=True)
     return EpisodeSampler(**options, prompt_limit=PromptLimit(max_tokens=300, drops=False, key="data.train"), max_turns=2)
 
 

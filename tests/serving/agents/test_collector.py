@@ -92,6 +92,7 @@ def make() -> Any:
             "max_response_tokens": 5,
             "max_failed_fraction": 0.5,
             "history": "refuse",
+            "trains": True,
             "tool_parser": None,
             "purpose": "the step",
             "progress": Notes(),
