@@ -39,6 +39,8 @@ def agents() -> Registry:
 
 
 UNREAD = {
+    "reuse": "2",
+    "max_samples_per_prompt": "8",
     "max_turns": "2",
     "max_turn_tokens": "8",
     "episode_timeout_s": "3.0",
