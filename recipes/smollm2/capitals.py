@@ -7,10 +7,10 @@ SENTENCE = re.compile(r"([\w\s,']+)+\.")
 
 
 def names_capital(completion: str, answer: str) -> bool:
-    """Whether the response names the capital."""
+    """Return whether the response names the capital."""
     return answer in completion
 
 
 def one_sentence(completion: str, answer: str) -> bool:
-    """Whether the response is one sentence that names the capital. It hangs on a longer response, and on one that was cut."""
+    """Return whether the response is one sentence that names the capital. It hangs on a longer response, and on one that was cut."""
     return SENTENCE.fullmatch(completion) is not None and answer in completion

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.wide
 ROOT = Path(__file__).parents[2]
 GENERATOR = ROOT / "recipes" / "smollm2" / "colder_generator"
 TEMPERATURE = re.compile(r"the generator's log-probabilities are those of temperature 0\.9[67]")
-"""Of a receipt, which computes 0.97 to first order."""
+"""The tolerance of a receipt, which computes 0.97 to first order."""
 COLDER = "run.name=colder-generator generator.name=colder receipts.every_n_steps=1"
 
 
@@ -55,7 +55,7 @@ def good(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def colder() -> str:
-    """What the run prints whose generator samples colder."""
+    """The printed lines of the run whose generator samples colder."""
     return run("bundles.md", f"rlcore train recipes/smollm2-capitals.toml {COLDER}")[0]
 
 

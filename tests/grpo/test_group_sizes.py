@@ -18,7 +18,7 @@ EPSILON = 1e-6
 
 
 def expected(rewards, baseline, normalisation):
-    """Of one group, by exact fractions up to the root; rewards are of 0, 1/4, … 1."""
+    """Advantages of one group, by exact fractions up to the root; rewards are of 0, 1/4, … 1."""
     size, exact = len(rewards), [Fraction(reward) for reward in rewards]
     mean = sum(exact) / size
     if len(set(exact)) == 1:

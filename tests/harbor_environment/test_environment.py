@@ -43,7 +43,7 @@ def turn(keys: str = "", *, is_done: bool = False) -> str:
 
 
 def shown(script: Script) -> str:
-    """What the policy read last."""
+    """The last prompt of the policy."""
     return ChatMl().show(script.requests[-1].prompt.tolist())
 
 

@@ -89,7 +89,7 @@ class Case:
     epochs: int = 1
     """How often a step goes through its samples, in `updates` updates each time."""
     grows: bool = False
-    """Whether a group without a signal gets as many samples again."""
+    """True where a group without a signal gets as many samples again."""
     reuse: int = 1
     """How many steps train on the samples of the first of them."""
     staleness: int = 0

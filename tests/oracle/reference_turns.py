@@ -133,7 +133,7 @@ def score(completion):
 
 
 class Parts:
-    """What parts of an answer earn: a 1 or a 2 ends one, and the end another."""
+    """The rewards of an answer's parts: a 1 or a 2 ends one, and the end another."""
 
     def __init__(self, model: Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(model)

@@ -43,7 +43,7 @@ def test_a_group_gets_samples_until_its_rewards_differ(run: Run, tmp_path: Path,
 
 
 def test_samples_of_the_first_round_are_those_of_a_run_without_others(run: Run, tmp_path: Path) -> None:
-    """Whether another group gets more samples changes none of them."""
+    """More samples of another group change none of them."""
     first = ("run.num_steps=1",)
     run(*ahead(0), *GROWING, *first, "run.name=grown")
     run(*ahead(0), *SHORT, "rollout.samples_per_prompt=8", *first, "run.name=whole")

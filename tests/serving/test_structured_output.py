@@ -57,7 +57,7 @@ def test_every_answer_fulfils_its_schema(client: openai.OpenAI) -> None:
 
 
 def test_clients_parse_answers(client: openai.OpenAI) -> None:
-    """By both of OpenAI's APIs, whole and as a stream."""
+    """Both of OpenAI's APIs hold to it, whole and as a stream."""
     chat = client.chat.completions.parse(model="policy", messages=ASKED, response_format=Answer, seed=3, max_tokens=200)
     assert isinstance(chat.choices[0].message.parsed, Answer)
     with client.chat.completions.stream(

@@ -36,7 +36,7 @@ class ProgramError(Exception):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.is_killed = exit_code == -signal.SIGKILL
-        """Whether it was killed from outside."""
+        """True where another process killed it."""
 
 
 class TrialServer:
@@ -60,7 +60,7 @@ class TrialServer:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process lives."""
+        """Return whether the process lives."""
         return self._process.poll() is None
 
     async def ask(self, request: Mapping[str, Any], variables: Mapping[str, str]) -> Mapping[str, Any]:

@@ -130,8 +130,8 @@ class PromptGroups(GroupWork[EpisodeGroup]):
         return True
 
     def wants_more(self, group: EpisodeGroup) -> bool:
-        """Return whether a group that has ended is to have another round: some of its samples have a reward, none is told apart
-        by it, and there is room."""
+        """Return whether a group that has ended gets another round: some of its samples have a reward, all rewards are equal,
+        and there is room."""
         return group.num_rewarded > 0 and len(group.episodes) < self.group_size and not self.has_signal(group)
 
     def has_signal(self, group: EpisodeGroup) -> bool:

@@ -121,7 +121,7 @@ class StepRecord:
     refilled: tuple[Count, ...] = ()
     """Groups that were replaced since then, having no signal."""
     plans: tuple[PlanRecord, ...] = ()
-    """The rows that were chosen since then, by rewards."""
+    """The rows that rewards chose since the last step."""
     replaced: tuple[ReplacedRecord, ...] = ()
     """The rewards of the groups of `refilled`, where rows are chosen by them."""
 
