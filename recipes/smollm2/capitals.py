@@ -12,5 +12,5 @@ def names_capital(completion: str, answer: str) -> bool:
 
 
 def one_sentence(completion: str, answer: str) -> bool:
-    """Return whether the response is one sentence that names the capital. It hangs on a longer response, and on one that was cut."""
+    """Return whether the response is one sentence with the capital. It hangs on a longer one, and on one that was cut."""
     return SENTENCE.fullmatch(completion) is not None and answer in completion
