@@ -29,7 +29,7 @@ from rlcore.spi import (
 )
 from rlcore_conformance.generators.feeds import ScriptedFeed
 from rlcore_conformance.references.fixtures import entry_of
-from rlcore_openai import backend, endpoint, group
+from rlcore_openai import backend, endpoint, endpoint_pool
 from rlcore_openai.config import OpenAIConfig
 from rlcore_openai.endpoints import Endpoints
 from rlcore_openai.provider import PROVIDER
@@ -42,7 +42,7 @@ Open = Callable[..., GeneratorHandle]
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Opens the generator in front of stubs, and closes both; retries come at once."""
-    monkeypatch.setattr(group, "FIRST_PAUSE_S", 1e-3)
+    monkeypatch.setattr(endpoint_pool, "FIRST_PAUSE_S", 1e-3)
     monkeypatch.setenv("STUB_KEY", KEY)
     monkeypatch.setattr(backend, "decoder_of", lambda model: partial(words, model.path))
     monkeypatch.setattr(backend, "vocab_size_of", lambda model: VOCAB_SIZE)

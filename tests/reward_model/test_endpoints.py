@@ -15,7 +15,7 @@ from openai_servers import serving
 from transformers import AutoTokenizer
 
 from rlcore.spi import EnvironmentContext, FinishReason, PluginError, RewardError, Turn
-from rlcore_openai import group
+from rlcore_openai import endpoint_pool
 from rlcore_reward_model.config import RewardModelConfig
 from rlcore_reward_model.environment import RewardModelEnvironment
 from rlcore_reward_model.scorer import Conversation, Failure, Scoring, encode, score
@@ -122,7 +122,7 @@ def test_a_server_of_no_such_model_ends_the_run(reward_model, changes, text):
 
 
 def test_servers_that_do_not_answer_leave_the_answer_without_a_reward(reward_model, monkeypatch):
-    monkeypatch.setattr(group, "FIRST_PAUSE_S", 1e-3)
+    monkeypatch.setattr(endpoint_pool, "FIRST_PAUSE_S", 1e-3)
     stub = Stub(status=503)
     with listening(stub) as url:
         (found,) = rewarded(reward_model, (url,), "2", max_attempts=2)

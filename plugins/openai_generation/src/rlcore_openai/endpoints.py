@@ -14,7 +14,7 @@ from rlcore.secrets import keep_secret
 from rlcore.spi import ConfigError
 from rlcore_openai.config import OpenAIConfig
 from rlcore_openai.endpoint import Endpoint
-from rlcore_openai.group import EndpointGroup
+from rlcore_openai.endpoint_pool import EndpointPool
 from rlcore_openai.probe import Probed, probe
 from rlcore_openai.samples import CompletionRequest, Sample
 from rlcore_openai.tokenizer import Decode
@@ -67,8 +67,8 @@ class Endpoints:
             return sample
 
         # The one that has had the sample's conversation, in whose cache its beginning may be.
-        first = self._group.endpoints[wanted.conversation % len(self._group.endpoints)] if wanted.conversation >= 0 else None
-        return await self._group.answer(once, first)
+        first = self._pool.endpoints[wanted.conversation % len(self._pool.endpoints)] if wanted.conversation >= 0 else None
+        return await self._pool.answer(once, first)
 
     def close(self) -> None:
         """Close the connections and end the loop."""
@@ -99,7 +99,7 @@ class Endpoints:
             )
             for url in config.base_urls
         ]
-        self._group = EndpointGroup(endpoints=endpoints, max_attempts=config.max_attempts, expected="a sample")
+        self._pool = EndpointPool(endpoints=endpoints, max_attempts=config.max_attempts, expected="a sample")
         found = await asyncio.gather(
             *(probe(endpoint, config.model, max_sequence_length, decode, self.sample()) for endpoint in endpoints)
         )

@@ -10,8 +10,8 @@ import aiohttp
 from rlcore.secrets import keep_secret
 from rlcore.spi import PluginError, RewardError, WorkerError, fails_as
 from rlcore_openai.endpoint import Endpoint
+from rlcore_openai.endpoint_pool import EndpointPool
 from rlcore_openai.errors import WrongAnswerError
-from rlcore_openai.group import EndpointGroup
 from rlcore_reward_model.config import RewardModelConfig
 
 
@@ -22,7 +22,7 @@ class RewardEndpoints:
         self._config = config
         self.session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         self._ready = asyncio.Lock()
-        self._group: EndpointGroup | None = None
+        self._pool: EndpointPool | None = None
 
     async def value(self, tokens: Sequence[int]) -> float:
         """Return the model's value at the last of L tokens. RewardError where no server answers; PluginError where one serves
@@ -52,10 +52,10 @@ class RewardEndpoints:
             except WorkerError as error:
                 raise RewardError(str(error)) from error
 
-    async def _opened(self) -> EndpointGroup:
+    async def _opened(self) -> EndpointPool:
         """Return the servers, whose models are looked up once."""
         async with self._ready:
-            if self._group is None:
+            if self._pool is None:
                 config = self._config
                 key = keep_secret(os.environ.get(config.api_key_env, "")) if config.api_key_env else ""
                 endpoints = [
@@ -69,15 +69,15 @@ class RewardEndpoints:
                     for url in config.base_urls
                 ]
                 for endpoint in endpoints:
-                    alone = EndpointGroup(
+                    alone = EndpointPool(
                         endpoints=[endpoint],
                         max_attempts=config.max_attempts,
                         expected="vLLM's server (vllm serve --runner pooling)",
                     )
                     endpoint.model = await alone.answer(self._model)
                 expected = "the value of a sequence classifier with one label (vllm serve --runner pooling)"
-                self._group = EndpointGroup(endpoints=endpoints, max_attempts=config.max_attempts, expected=expected)
-            return self._group
+                self._pool = EndpointPool(endpoints=endpoints, max_attempts=config.max_attempts, expected=expected)
+            return self._pool
 
     async def _model(self, endpoint: Endpoint) -> str:
         reply = await endpoint.asked("/v1/models")

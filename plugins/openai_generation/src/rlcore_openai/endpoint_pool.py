@@ -17,7 +17,7 @@ LONGEST_PAUSE_S = 60.0
 
 
 @frozen(kw_only=True)
-class EndpointGroup:
+class EndpointPool:
     """Endpoints with the same model. All calls are made on one event loop."""
 
     endpoints: Sequence[Endpoint]
