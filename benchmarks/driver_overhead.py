@@ -26,7 +26,6 @@ from rlcore.spi.arrays import Int64Array
 from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER, FakeTokenizer
 from rlcore.testing.fakes.generator import FakeGenerator
 from rlcore_rollout import sampler
-from rlcore_rollout.episode_group import EpisodeGroup
 from rlcore_rollout.episode_run import EpisodeRun
 
 BYTES_PER_TOKEN = 4 * 4 + 1
@@ -73,16 +72,16 @@ class TimedGenerator(FakeGenerator):
         return result
 
 
-class TimedEpisodes(EpisodeRun[EpisodeGroup]):
+class TimedEpisodes(EpisodeRun):
     """Adds up the CPU seconds of episodes: all that happens from their prompts to their rewards, less the generator's."""
 
     seconds = 0.0
 
-    def collect(self, *arguments: Any) -> list[EpisodeGroup]:
+    def collect(self, *arguments: Any) -> list[int]:
         start = time.process_time() - TimedGenerator.seconds
-        groups = super().collect(*arguments)
+        numbers = super().collect(*arguments)
         TimedEpisodes.seconds += time.process_time() - TimedGenerator.seconds - start
-        return groups
+        return numbers
 
 
 class BackendSeconds:

@@ -37,7 +37,7 @@ from rlcore.spi import (
 from rlcore.spi.arrays import Int64Array
 from rlcore.testing.fakes.environment import FakeEnvironment
 from rlcore.testing.fakes.generator import FakeGenerator
-from rlcore_rollout import episode_run
+from rlcore_rollout import group_collector
 from rlcore_rollout.request_queue import SampleCount
 
 from .test_asynchrony import Killed, Slow, Watched, ahead, prompts, rollouts  # type: ignore[import-not-found]
@@ -225,8 +225,8 @@ class LateEvent(threading.Event):
 
 def test_3410_what_comes_between_a_look_and_a_wait_is_seen(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There the wake-up was lost. Nothing looks again by itself here for longer than the test may take."""
-    monkeypatch.setattr(episode_run, "threading", SimpleNamespace(Event=LateEvent, Thread=threading.Thread))
-    monkeypatch.setattr(episode_run, "POLL_S", 100.0)
+    monkeypatch.setattr(group_collector, "threading", SimpleNamespace(Event=LateEvent, Thread=threading.Thread))
+    monkeypatch.setattr(group_collector, "POLL_S", 100.0)
     run(*ahead(1, *QUIET))
     assert set(prompts(tmp_path / "runs" / "run").values()) == {1}
 

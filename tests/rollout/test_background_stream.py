@@ -8,7 +8,7 @@ import pytest
 
 from rlcore.spi import WorkerError
 from rlcore.spi.execution import ResponseFeed
-from rlcore_rollout.episode_run import BackgroundStream
+from rlcore_rollout.background_stream import BackgroundStream
 from rlcore_rollout.request_queue import RequestQueue
 
 

@@ -37,8 +37,10 @@ from rlcore_rollout.environment_runner import EpisodeRunner
 from rlcore_rollout.episode import Episode
 from rlcore_rollout.episode_group import EpisodeGroup
 from rlcore_rollout.episode_run import EpisodeRun
+from rlcore_rollout.group_collector import GroupCollector
 from rlcore_rollout.prompt_groups import GroupOptions, PromptGroups
 from rlcore_rollout.schedule import Position, Schedule, SchedulePolicy
+from rlcore_rollout.serialization import dumps
 from rlcore_rollout.step_plans import PromptLimit, StepPlan, StepPlans
 from rlcore_rollout.turns import TurnOptions, Turns
 from rlcore_text.chats.conversations import Conversations
@@ -144,11 +146,22 @@ class Site:
             max_turn_tokens=None,
             placeholder=0,
         )
-        self.made = EpisodeRun(
-            schedule=Schedule(SchedulePolicy(**{"groups_per_step": num_episodes, "num_steps": 1, **policy}), position),
+        schedule = Schedule(SchedulePolicy(**{"groups_per_step": num_episodes, "num_steps": 1, **policy}), position)
+        self.collector = GroupCollector(
             work=PromptGroups(options=options, plans=plans, runner=self.runner, turns=self.episode_turns, tokenizer=TOKENIZER),
             runner=self.runner,
+            pack=lambda groups: pytest.fail("no test packs groups"),
+            capacity=schedule.policy.capacity,
+            starts_together=schedule.policy.starts_together,
             overlaps=overlaps,
+        )
+        self.made = EpisodeRun(
+            schedule=schedule,
+            plans=plans,
+            failures=self.failures,
+            collectors=self.collector,
+            limit=options.prompt_limit,
+            group_size=1,
         )
         self.episodes: list[Episode] = []
 
@@ -156,8 +169,8 @@ class Site:
         try:
             self.made.collect(generator, 7)
         finally:
-            groups = self.made.snapshot(list)
-            self.episodes = [episode for group in groups for episode in group.episodes]
+            groups = self.made.between(lambda: dict(self.collector.groups))
+            self.episodes = [episode for number in sorted(groups) for episode in groups[number].episodes]
 
     @property
     def valid(self) -> list[bool]:
@@ -524,11 +537,11 @@ def test_a_group_may_be_dropped_while_it_begins(make: Callable[..., Site]) -> No
     """Its environment has answered, and its prompt is not encoded yet."""
     site = make(going_on, num_episodes=1, num_steps=2, num_extra=1, on_stale="drop")
     site.environment.late = 2
-    assert [group.number for group in site.made.collect(OneToken(), 7)] == [0]
+    assert site.made.collect(OneToken(), 7) == [0]
     site.environment.may_begin.set()
     with site.made.still():
         site.made.train()
-    assert [group.number for group in site.made.collect(OneToken(), 8)] == [2]
+    assert site.made.collect(OneToken(), 8) == [2]
     site.made.close()
 
 
@@ -539,11 +552,11 @@ def test_work_that_finds_nothing_to_do_ends(make: Callable[..., Site]) -> None:
     complete = [EpisodeGroup(number=number) for number in range(2)]
     for group in complete:
         group.begin(np.zeros(1, np.int32), None, 1, 100)
-    site.made.restore(complete)
+    site.made.restore({group.number: dumps(site.collector.work.saved(group)) for group in complete})
     site.runner.thread().loop.call_soon_threadsafe(time.sleep, 0.1)
     taken = []
     for step in range(3):
-        taken += [group.number for group in site.made.collect(OneToken(), step)]
+        taken += site.made.collect(OneToken(), step)
         site.made.train()
         site.made.pause()
     assert taken == [0, 1, 2]

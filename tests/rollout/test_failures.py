@@ -115,8 +115,8 @@ def test_without_advantages_or_with_other_sequences_the_weights_are_unknown() ->
 def test_episodes_that_were_left_out_have_entries_of_their_own() -> None:
     samples = collected([3, 4], [0, 1], [None, None])
     left_out = [
-        ("row 3", LeftOut(outcome="asked again", row=3, endings=[DISK, None])),
-        ("row 4", LeftOut(outcome="dropped", row=4, endings=[DISK])),
+        ("row 3", LeftOut(outcome="asked again", row=3, endings={DISK: 1, None: 1})),
+        ("row 4", LeftOut(outcome="dropped", row=4, endings={DISK: 1})),
     ]
     found = step_entries(samples, samples.batch, StepEndings(left_out=left_out))
     counts = {(one.kind, one.outcome): (one.episodes, one.rows) for one in found}

@@ -190,7 +190,7 @@ class Life:
         self._kept: tuple[list[list[int]], set[int]] = ([], set())
         self.run = self._begin()
 
-    def _begin(self) -> EpisodeRun[Any]:
+    def _begin(self) -> EpisodeRun:
         found = None if self._saved is None else loads(self._saved)
         schedule = Schedule(self.policy, None if found is None else found.position)
         run = self.sampler.run_of(schedule, self._plan_of, overlaps=self._overlaps)
@@ -207,9 +207,11 @@ class Life:
         """The groups of the next step, however often the generator dies."""
         while True:
             try:
-                return self.run.collect(generator, len(self.trained))
+                numbers = self.run.collect(generator, len(self.trained))
             except WorkerError:
                 continue
+            collector: Any = self.run.collectors
+            return [collector.groups[number] for number in numbers]
 
     def train(self, groups: list[Any], *, stops_before: bool) -> None:
         if stops_before:
@@ -260,7 +262,7 @@ def test_whatever_comes_first_each_group_is_trained_on_once(
             groups = life.step(generator)
             assert len(groups) == policy.groups_per_step
             assert all(group.all_ended() for group in groups)
-            batch = life.run.taken(life.sampler.packed).batch
+            batch = life.run.packed().batch
             assert_own_images(batch, batch.images)
             if policy.on_stale != "rescore":
                 assert life.run.schedule.metrics()["async/staleness_max"] <= policy.max_staleness

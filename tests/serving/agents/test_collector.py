@@ -160,7 +160,7 @@ def test_a_generator_that_is_stopped_costs_agents_no_time(make: Any, monkeypatch
     monkeypatch.setattr(request_queue, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
     monkeypatch.setattr(group_work, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
     policy = SchedulePolicy(groups_per_step=2, num_steps=1)
-    work = make(branching).run_of(Schedule(policy), lambda _: StepPlan(rows=ROWS, draws=Draws((1,), 2, 2))).work
+    work = make(branching).run_of(Schedule(policy), lambda _: StepPlan(rows=ROWS, draws=Draws((1,), 2, 2))).collectors.work
     times = []
     for is_generating in (True, False, True):
         work.count.generating(is_generating)

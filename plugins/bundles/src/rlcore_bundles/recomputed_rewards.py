@@ -89,7 +89,7 @@ def recomputed_rewards(bundle: Bundle, plan: RunPlan) -> Rewards:
         run = sampler.run_of(Schedule(SchedulePolicy(groups_per_step=num_groups, num_steps=1)), lambda _: step)
         try:
             again = sampler.collect_step(run, sampled.weight_version)
-            reasons = dict(run.work.failures.reasons)
+            reasons = dict(run.failures.reasons)
         finally:
             run.close()
     assert again is not None, "nothing keeps it from going on"

@@ -16,7 +16,7 @@ from rlcore_rollout.environment_calls import EnvironmentCalls
 from rlcore_rollout.environment_results import Failure
 from rlcore_rollout.episode import Completion, Episode
 from rlcore_rollout.episode_group import EpisodeGroup
-from rlcore_rollout.group_work import GroupRewards
+from rlcore_rollout.group_work import GroupRewards, PromptEvents
 from rlcore_rollout.prompt_groups import PromptGroups
 from rlcore_rollout.sampler import EpisodeSampler
 from rlcore_rollout.schedule import Position, Schedule, SchedulePolicy
@@ -213,10 +213,12 @@ class ReplayGroups(PromptGroups):
         lost = self._schedule.recorded.groups[number].failed
         return None if lost is None else Failure(reason=lost.reason, kind=lost.kind)
 
-    def begin(self, calls: EnvironmentCalls, on_ended: Callable[[int], None], look: Callable[[], None]) -> None:
+    def begin(
+        self, calls: EnvironmentCalls, on_ended: Callable[[int], None], look: Callable[[], None], prompts: PromptEvents
+    ) -> None:
         """See GroupWork."""
         self.turns.look_again = look
-        super().begin(calls, on_ended, look)
+        super().begin(calls, on_ended, look, prompts)
 
     def request_next(self, running: Iterable[EpisodeGroup]) -> None:
         """See GroupWork."""

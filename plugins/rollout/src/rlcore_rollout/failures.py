@@ -12,12 +12,14 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from attrs import asdict, define, evolve, field, frozen
+from numpy.typing import NDArray
 
 from rlcore.files import storage_errors
 from rlcore.run.data.text import row_name
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.secrets import masked
 from rlcore.spi import EpisodeFailure, FailureKind, Row, TokenBatch
+from rlcore.spi.arrays import Float32Array
 from rlcore_rollout.environment_results import first_line
 from rlcore_rollout.rollout_table import advantages_of
 
@@ -27,6 +29,7 @@ place; its group was too old for any step; or it answered a held-out row."""
 FILE = "failures.jsonl"
 MAX_ENTRIES, MAX_ROWS = 32, 8
 """Most entries of a step, and most rows of an entry: the most frequent ones."""
+BLOCK_TOKENS = 2**16
 OTHERS = "other reasons"
 BY_POLICY = EpisodeFailure(kind="policy")
 
@@ -38,8 +41,8 @@ class LeftOut:
     outcome: Outcome
     row: int | None
     """The number of the row; None where it is unknown."""
-    endings: Sequence[EpisodeFailure | None]
-    """The end of each episode; None where by the policy."""
+    endings: Mapping[EpisodeFailure | None, int]
+    """The number of episodes by their end; None where by the policy."""
 
 
 @frozen(kw_only=True)
@@ -116,14 +119,12 @@ def append_entries(path: Path, step: int, entries: Sequence[Entry]) -> None:
 
 def _of_samples(sampled: CollectedRollouts, trained: TokenBatch | None, rows: Sequence[str]) -> Iterator[Entry]:
     """Yield an entry for all episodes of a step that ended alike; `trained` is None of those that are only measured."""
-    first, episode_of, batch = sampled.first_sequences, sampled.episode_of, sampled.batch
+    first, batch = sampled.first_sequences, sampled.batch
     advantages = None if trained is None else advantages_of(sampled, trained)
-    mask = batch.loss_mask if advantages is None or trained is None else trained.loss_mask
-    mask = mask & (trained is not None)
-    token_episode = np.repeat(episode_of, batch.lengths)[mask]
-    loss_tokens = np.bincount(token_episode, minlength=len(first))
-    moved = np.zeros(0) if advantages is None else np.abs(advantages[mask]).astype(np.float64)
-    weights = None if advantages is None else np.bincount(token_episode, moved, len(first))
+    loss_tokens = np.zeros(len(first), np.int64)
+    if trained is not None:
+        loss_tokens = np.add.reduceat((batch if advantages is None else trained).loss_lengths, first)
+    weights = None if advantages is None or trained is None else np.add.reduceat(_moved(advantages, trained), first)
     generated = np.add.reduceat(sampled.num_generated, first)
     rewards, groups = sampled.rewards[first].astype(np.float64), sampled.group_ids[first].tolist()
     alike: dict[tuple[EpisodeFailure | None, bool], list[int]] = defaultdict(list)
@@ -143,9 +144,21 @@ def _of_samples(sampled: CollectedRollouts, trained: TokenBatch | None, rows: Se
         )
 
 
+def _moved(advantages: Float32Array, trained: TokenBatch) -> NDArray[np.float64]:
+    """float64 [N]: the sum of |advantage| over the loss tokens of each sequence."""
+    sums = np.empty(trained.num_sequences)
+    block = max(1, BLOCK_TOKENS * trained.num_sequences // max(trained.num_tokens, 1))
+    for first in range(0, trained.num_sequences, block):  # what the processor's caches hold
+        offsets = trained.offsets[first : first + block + 1]
+        tokens = slice(int(offsets[0]), int(offsets[-1]))
+        counted = np.abs(advantages[tokens]) * trained.loss_mask[tokens]
+        np.add.reduceat(counted, offsets[:-1] - offsets[0], dtype=np.float64, out=sums[first : first + block])
+    return sums
+
+
 def _of_left_out(left_out: Sequence[tuple[str, LeftOut]]) -> Iterator[Entry]:
     for row, group in left_out:
-        for failure, number in Counter(group.endings).items():
+        for failure, number in group.endings.items():
             yield _entry(failure, group.outcome, {row: number} if failure else {}, episodes=number)
 
 

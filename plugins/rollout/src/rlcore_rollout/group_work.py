@@ -2,21 +2,61 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Sized
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
+
+from attrs import frozen
 
 from rlcore.spi import EpisodeFailure, Row
 from rlcore_rollout.environment_calls import EnvironmentCalls, TaskPool
 from rlcore_rollout.environment_results import MaskedFailures
 from rlcore_rollout.request_queue import RequestQueue, SampleCount
 from rlcore_rollout.step_plans import StepPlans
+from rlcore_rollout.trace_records import GroupRecord
 
 GroupRewards: TypeAlias = tuple[Sequence[float], float]
 """The rewards of a group's samples, and the share of these that solved it."""
 
 
+@frozen(kw_only=True, eq=False)
+class GroupResult:
+    """The figures of a group that has ended."""
+
+    number: int
+    """Its number in the run."""
+    num_samples: int
+    rewards: Sequence[float]
+    """The rewards of its samples that have one."""
+    success_rate: float
+    """The share of these that solved it."""
+    has_signal: bool
+    """True where something can be learned from it."""
+    rates_row: bool
+    """True where its rewards say something of its own row."""
+    replacement: Row | None = None
+    """The row that took the place of its own."""
+    num_long: int = 0
+    """Rows whose prompts were over the limit."""
+    is_left_out: bool = False
+    """True where its row's prompt is over the limit, and no other takes its place."""
+
+
+class PromptEvents(Protocol):
+    """The events of groups that begin."""
+
+    def begun(self, number: int) -> None:
+        """A group has a prompt within the limit, or its environment failed."""
+
+    def too_long(self, number: int, row: Row, num_tokens: int) -> None:
+        """The prompt of a group's row is over the limit: the group waits for `replace`."""
+
+
 class OpenGroup(Protocol):
     """The samples of one row."""
+
+    @property
+    def episodes(self) -> Sized:
+        """Its episodes, once it has begun."""
 
     @property
     def number(self) -> int:
@@ -81,13 +121,25 @@ class GroupWork(ABC, Generic[GroupT]):
         """A group before its beginning."""
 
     @abstractmethod
-    def begin(self, calls: EnvironmentCalls, on_ended: Callable[[int], None], look: Callable[[], None]) -> None:
+    def begin(
+        self, calls: EnvironmentCalls, on_ended: Callable[[int], None], look: Callable[[], None], prompts: PromptEvents
+    ) -> None:
         """Work on this event loop from now on. `on_ended` is called with the number of a group of which an episode has ended,
         or which has none; `look` where `request_next` may have something to do."""
 
     @abstractmethod
     def start(self, groups: Collection[GroupT], *, together: bool) -> None:
-        """Go on with groups from where they are; with `together` those that begin now ask for nothing until all have begun."""
+        """Go on with groups from where they are; with `together` those that begin now ask for nothing until `go_on`."""
+
+    def begins(self, group: GroupT) -> bool:  # noqa: ARG002 - most ask for their prompts themselves
+        """Return whether a group is to send one of PromptEvents."""
+        return False
+
+    def replace(self, group: GroupT, row: Row | None, spare: int) -> None:
+        """See Collectors."""
+
+    def go_on(self, numbers: Collection[int]) -> None:
+        """See Collectors."""
 
     def take_arrived(self) -> None:
         """Take what has come while no event loop was at work; once all open groups go on."""
@@ -123,6 +175,21 @@ class GroupWork(ABC, Generic[GroupT]):
     @abstractmethod
     def has_signal(self, group: GroupT) -> bool:
         """Return whether something can be learned from a group that has ended."""
+
+    def result(self, group: GroupT) -> GroupResult:
+        """The figures of a group that has ended."""
+        return GroupResult(
+            number=group.number,
+            num_samples=len(group.episodes),
+            rewards=group.rewards,
+            success_rate=group.success_rate,
+            has_signal=self.has_signal(group),
+            rates_row=self.rates_row(group),
+        )
+
+    def records(self, groups: Sequence[GroupT]) -> list[GroupRecord] | None:  # noqa: ARG002 - no schedule repeats agents
+        """See Collectors."""
+        return None
 
     @abstractmethod
     def saved(self, group: GroupT) -> object | None:

@@ -1,10 +1,10 @@
 """Groups of episodes that share a prompt: their beginnings, their turns, and what a checkpoint keeps of them."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rlcore.run.data.text import renderer
 from rlcore.spi import ConfigError, Problem, ResetResult, Row, Tokenizer
@@ -13,8 +13,9 @@ from rlcore_rollout.environment_results import Failure
 from rlcore_rollout.environment_runner import EpisodeRunner
 from rlcore_rollout.episode import Episode
 from rlcore_rollout.episode_group import Compared, EpisodeGroup
-from rlcore_rollout.group_work import GroupWork
-from rlcore_rollout.step_plans import PromptLimit, StepBatch, StepPlans
+from rlcore_rollout.group_work import GroupResult, GroupWork, PromptEvents
+from rlcore_rollout.step_plans import PromptLimit, StepPlans
+from rlcore_rollout.trace_records import GroupRecord, group_record
 from rlcore_rollout.turns import Turns
 
 
@@ -53,8 +54,15 @@ class PromptGroups(GroupWork[EpisodeGroup]):
         self._tokenizer = tokenizer
         self._calls: EnvironmentCalls
         self._on_ended: Callable[[int], None]
-        self._beginning: dict[int, tuple[EpisodeGroup, StepBatch]] = {}
-        """Groups whose prompts are not known yet, by number, each with the groups that began together with it."""
+        self._prompts: PromptEvents
+        self._together = False
+        """True where groups that begin wait for `go_on`."""
+        self._beginning: dict[int, EpisodeGroup] = {}
+        """Groups whose prompts are not known yet, by number."""
+        self._too_long: set[int] = set()
+        """Those of them that wait for another row."""
+        self._waiting: dict[int, EpisodeGroup] = {}
+        """Groups that wait for `go_on`, by number."""
         self._resets: list[tuple[EpisodeGroup, Row, ResetResult]] = []
         """Groups whose prompts are to be encoded, with their rows."""
 
@@ -70,24 +78,55 @@ class PromptGroups(GroupWork[EpisodeGroup]):
         """See GroupWork."""
         self.turns.end()
 
-    def begin(self, calls: EnvironmentCalls, on_ended: Callable[[int], None], look: Callable[[], None]) -> None:  # noqa: ARG002
+    def begin(
+        self,
+        calls: EnvironmentCalls,
+        on_ended: Callable[[int], None],
+        look: Callable[[], None],  # noqa: ARG002 - a replay looks
+        prompts: PromptEvents,
+    ) -> None:
         """See GroupWork."""
-        self._calls, self._on_ended, self._resets = calls, on_ended, []
+        self._calls, self._on_ended, self._prompts, self._resets = calls, on_ended, prompts, []
         self.turns.begin(calls, self._end)
 
     def _end(self, episode: Episode) -> None:
         self._on_ended(episode.number // self.group_size)
 
+    def begins(self, group: EpisodeGroup) -> bool:
+        """See GroupWork."""
+        return not group.has_begun
+
     def start(self, groups: Collection[EpisodeGroup], *, together: bool) -> None:
         """See GroupWork."""
+        self._together = together
         begin = [group for group in groups if not group.has_begun]
         for group in groups:
-            if group.has_begun:
+            if group.has_begun and group.number not in self._waiting:
                 if running := [episode for episode in group.episodes if not episode.ended]:
                     self.turns.go_on(running)
                 else:
                     self._on_ended(group.number)
-        self._begin_groups(begin, together=together)
+        self._beginning |= {group.number: group for group in begin}
+        for group in begin:
+            if group.number not in self._too_long:
+                self.turns.task_pool.add(self._reset, group, group.number)
+
+    def replace(self, group: EpisodeGroup, row: Row | None, spare: int) -> None:
+        """See GroupWork."""
+        self._too_long.discard(group.number)
+        group.replacement = row
+        if row is not None:
+            group.spare = spare
+            self.turns.task_pool.add(self._reset, group, group.number)
+        else:
+            group.is_left_out = True
+            del self._beginning[group.number]
+            self._on_ended(group.number)
+
+    def go_on(self, numbers: Collection[int]) -> None:
+        """See GroupWork."""
+        groups = [self._waiting.pop(number) for number in numbers if number in self._waiting]
+        self.turns.go_on([episode for group in groups for episode in group.episodes if not episode.ended])
 
     def take_arrived(self) -> None:
         """See GroupWork."""
@@ -96,7 +135,10 @@ class PromptGroups(GroupWork[EpisodeGroup]):
     def forget(self, groups: Collection[EpisodeGroup]) -> None:
         """See GroupWork."""
         self.turns.forget(episode for group in groups for episode in group.episodes)
-        self._forget_beginnings([group.number for group in groups])
+        for group in groups:
+            self._beginning.pop(group.number, None)
+            self._waiting.pop(group.number, None)
+            self._too_long.discard(group.number)
 
     def restart(self, group: EpisodeGroup, *, is_at_work: bool) -> bool:
         """See GroupWork."""
@@ -137,6 +179,18 @@ class PromptGroups(GroupWork[EpisodeGroup]):
     def has_signal(self, group: EpisodeGroup) -> bool:
         """See GroupWork."""
         return group.has_signal(self._options.compares, masks_truncated=self._options.masks_truncated)
+
+    def result(self, group: EpisodeGroup) -> GroupResult:
+        """See GroupWork."""
+        is_own = group.replacement is None and not group.num_long
+        result = super().result(group)
+        if is_own and not group.is_left_out:
+            return result
+        return evolve(result, replacement=group.replacement, num_long=group.num_long, is_left_out=group.is_left_out)
+
+    def records(self, groups: Sequence[EpisodeGroup]) -> list[GroupRecord]:
+        """See GroupWork."""
+        return [group_record(group, self.failures.reasons) for group in groups]
 
     def saved(self, group: EpisodeGroup) -> object:
         """See GroupWork: the group with its conversations."""
@@ -183,32 +237,8 @@ class PromptGroups(GroupWork[EpisodeGroup]):
             )
         )
 
-    def _begin_groups(self, groups: Collection[EpisodeGroup], *, together: bool) -> None:
-        """Begin groups. Those of one step form a step batch."""
-        steps: dict[int, list[EpisodeGroup]] = {}
-        for group in groups:
-            steps.setdefault(self.plans.step_of(group.number), []).append(group)
-        for step, members in steps.items():
-            step_batch = StepBatch(
-                plan=self.plans.of_step(step),
-                limit=self._options.prompt_limit,
-                num_unknown=len(members),
-                groups=members if together else (),
-            )
-            self._beginning |= {group.number: (group, step_batch) for group in members}
-        for group in groups:
-            self.turns.task_pool.add(self._reset, group, group.number)
-
-    def _forget_beginnings(self, numbers: Collection[int]) -> None:
-        """Stop beginning groups that are open no longer; some of them may have begun."""
-        left = {number: self._beginning.pop(number)[1] for number in numbers if number in self._beginning}
-        for number, step_batch in left.items():
-            step_batch.give_up(self.plans.place_of(number))
-        for number, step_batch in left.items():
-            self._give_places(number, step_batch.resolve())
-
     def _begins(self, group: EpisodeGroup) -> bool:
-        return group.number in self._beginning and self._beginning[group.number][0] is group
+        return self._beginning.get(group.number) is group
 
     async def _reset(self, group: EpisodeGroup) -> None:
         """Let the environment begin. Prompts are encoded with all that come at the same moment."""
@@ -241,8 +271,8 @@ class PromptGroups(GroupWork[EpisodeGroup]):
         for (group, row, reset), tokens in zip(resets, encoded, strict=True):
             if len(tokens) > options.prompt_limit.max_tokens:
                 group.num_long += 1
-                step_batch = self._beginning[group.number][1]
-                self._give_places(group.number, step_batch.too_long(self.plans.place_of(group.number), row, len(tokens)))
+                self._too_long.add(group.number)
+                self._prompts.too_long(group.number, row, len(tokens))
                 continue
             if reset.observation.tools and not turns.reads_calls:
                 raise no_parser()
@@ -252,11 +282,12 @@ class PromptGroups(GroupWork[EpisodeGroup]):
             group.begin(prompt, reset, self.group_size, *limits, images, options.round_size)
             if turns.conversations is not None:
                 turns.conversations.begin([episode.number for episode in group.episodes], reset.observation)
-            step_batch = self._beginning.pop(group.number)[1]
-            if not step_batch.groups:
+            del self._beginning[group.number]
+            if self._together:
+                self._waiting[group.number] = group
+            else:
                 turns.go_on(group.episodes)
-            self._give_places(group.number, step_batch.begun())
-            self._go_on_together(step_batch)
+            self._prompts.begun(group.number)
 
     def _fail(self, group: EpisodeGroup, failure: Failure) -> None:
         """All samples of a group whose environment failed to begin have failed."""
@@ -266,31 +297,9 @@ class PromptGroups(GroupWork[EpisodeGroup]):
         for episode in group.episodes:
             episode.failure = failure.ending
             self.turns.fail(episode.number, failure.reason)
-        step_batch = self._beginning.pop(group.number)[1]
-        self._give_places(group.number, step_batch.begun())
+        del self._beginning[group.number]
         self._on_ended(group.number)
-        self._go_on_together(step_batch)
-
-    def _go_on_together(self, step_batch: StepBatch) -> None:
-        """Ask for the first turns of groups, once all of them have begun."""
-        if step_batch.all_begun():
-            self.turns.go_on([episode for group in step_batch.groups for episode in group.episodes if not episode.ended])
-
-    def _give_places(self, number: int, rows: Mapping[int, Row | None]) -> None:
-        """Begin the groups at some places of a group's step with other rows, or leave them out."""
-        first = number - self.plans.place_of(number)
-        num_spared = self.plans.of_step(self.plans.step_of(number)).num_spared - sum(row is not None for row in rows.values())
-        for place, row in rows.items():
-            group, step_batch = self._beginning[first + place]
-            group.replacement = row
-            if row is not None:
-                group.spare, num_spared = num_spared, num_spared + 1
-                self.turns.task_pool.add(self._reset, group, group.number)
-            else:
-                group.is_left_out = True
-                del self._beginning[group.number]
-                self._on_ended(group.number)
-                self._go_on_together(step_batch)
+        self._prompts.begun(group.number)
 
 
 def no_parser() -> ConfigError:

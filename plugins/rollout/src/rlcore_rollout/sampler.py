@@ -26,7 +26,8 @@ from rlcore_rollout.episode import NOT_GENERATED, EndedSegment, Episode
 from rlcore_rollout.episode_group import Compared, EpisodeGroup, reward_components
 from rlcore_rollout.episode_run import EpisodeRun
 from rlcore_rollout.gc_tuning import only_young_collections
-from rlcore_rollout.group_work import GroupRewards, GroupT, GroupWork
+from rlcore_rollout.group_collector import GroupCollector
+from rlcore_rollout.group_work import GroupResult, GroupRewards, GroupT, GroupWork
 from rlcore_rollout.prompt_groups import GroupOptions, PromptGroups
 from rlcore_rollout.schedule import Position, Schedule, SchedulePolicy
 from rlcore_rollout.step_plans import Draws, PromptLimit, StepPlan, StepPlans
@@ -78,6 +79,11 @@ class StepSampler(ABC, Generic[GroupT]):
         """The schedule of a run from a position on."""
         return Schedule(policy, position)
 
+    @property
+    def limit(self) -> PromptLimit | None:
+        """Return the limit of prompts; None where episodes have none before they ask."""
+        return None
+
     @abstractmethod
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> GroupWork[GroupT]:
         """Return the work of a schedule's groups."""
@@ -100,7 +106,7 @@ class StepSampler(ABC, Generic[GroupT]):
         assert collected is not None, "nothing keeps it from going on"
         return collected
 
-    def run_of(self, schedule: Schedule, plan_of: Callable[[int], StepPlan], *, overlaps: bool = False) -> EpisodeRun[GroupT]:
+    def run_of(self, schedule: Schedule, plan_of: Callable[[int], StepPlan], *, overlaps: bool = False) -> EpisodeRun:
         """The episodes of a schedule; `plan_of` returns what the groups of a step begin with, steps counted from 0. With
         `overlaps` the generator goes on while others train."""
         policy, group_size = schedule.policy, self.samples_per_prompt
@@ -109,38 +115,58 @@ class StepSampler(ABC, Generic[GroupT]):
             of=self.purpose,
             max_fraction=self.max_failed_fraction,
         )
-        work = self.work_of(schedule, StepPlans(plan_of, policy.groups_per_step, group_size), failures)
-        return EpisodeRun(schedule=schedule, work=work, runner=self.episodes, overlaps=overlaps)
+        plans = StepPlans(plan_of, policy.groups_per_step, group_size)
+        collector = GroupCollector(
+            work=self.work_of(schedule, plans, failures),
+            runner=self.episodes,
+            pack=self.packed,
+            capacity=policy.capacity,
+            starts_together=policy.starts_together,
+            overlaps=overlaps,
+        )
+        return EpisodeRun(
+            schedule=schedule,
+            plans=plans,
+            failures=failures,
+            collectors=collector,
+            limit=self.limit,
+            group_size=group_size,
+        )
 
     def collect_step(
-        self, run: EpisodeRun[GroupT], weight_version: int, may_go_on: Callable[[], bool] = lambda: True
+        self, run: EpisodeRun, weight_version: int, may_go_on: Callable[[], bool] = lambda: True
     ) -> CollectedRollouts | None:
         """The samples of the next step, groups adjacent; None where `may_go_on` turned False before they were there."""
         with only_young_collections():
             with self.clock.phase("generation"):
-                groups = run.collect(self.generator, weight_version, may_go_on)
-                idle_s = run.work.count.idle_s()  # within the phase, of which it is a part
+                is_there = bool(run.collect(self.generator, weight_version, may_go_on))
+                idle_s = run.collectors.idle_s()  # within the phase, of which it is a part
             self.clock.move("generation", "rewards", idle_s)
-            if not groups:
+            if not is_there:
                 return None
-            self.note(run, groups)
-            rows = [(group.number, row) for group in groups if (row := run.work.row(group)) is not None]
+            results = run.results()
+            self.note(run, results)
+            rows = [(result.number, row) for result in results if (row := run.row(result)) is not None]
             return evolve(
-                self.packed(groups),
+                run.packed(),
                 rows=[row for _, row in rows],
-                reset_seeds=[run.work.plans.reset_seed(number) for number, _ in rows],
+                reset_seeds=[run.plans.reset_seed(number) for number, _ in rows],
                 data_sets=[str(row[DATA_SET]) for _, row in rows] if self.is_mixed else (),
             )
 
-    def note(self, run: EpisodeRun[GroupT], groups: Sequence[GroupT]) -> None:
-        """Say what became of samples whose environment failed."""
-        size, failures = self.samples_per_prompt, run.work.failures
+    def note(self, run: EpisodeRun, results: Sequence[GroupResult]) -> None:
+        """Say what became of samples whose environment failed, and which prompts were too long."""
+        if (num_long := sum(result.num_long for result in results)) and self.limit is not None:
+            limit = f"{self.limit.max_tokens} tokens ({self.limit.option})"
+            left = f"{self.purpose} has {sum(not result.is_left_out for result in results)} of {len(results)}"
+            self.progress.note(f"{self.limit.key}: {num_long} prompts are left out: they have more than {limit}; {left}")
+        size, failures = self.samples_per_prompt, run.failures
         if not failures.reasons:
             return
-        numbers = [sample for group in groups for sample in range(group.number * size, (group.number + 1) * size)]
+        numbers = [sample for result in results for sample in range(result.number * size, (result.number + 1) * size)]
         reasons = {sample: failures.reasons[sample] for sample in numbers if sample in failures.reasons}
         if reasons:
-            num_samples = sum(len(group.endings()) for group in groups)
+            num_samples = sum(result.num_samples for result in results)
             self.progress.note(str(evolve(failures, reasons=reasons, num_samples=num_samples, replaced={})))
 
 
@@ -179,6 +205,11 @@ class EpisodeSampler(StepSampler[EpisodeGroup]):
     """True where the batch is to say which experts the generator sent each token to."""
     on_tokens: OnTokens | None = None
     """Called with the tokens of each sample, int32 [length], and its images, as soon as they are all there."""
+
+    @property
+    def limit(self) -> PromptLimit:
+        """See StepSampler."""
+        return self.prompt_limit
 
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> PromptGroups:
         """See StepSampler."""
@@ -223,15 +254,6 @@ class EpisodeSampler(StepSampler[EpisodeGroup]):
     def make_groups(self, schedule: Schedule, **options: Any) -> PromptGroups:  # noqa: ARG002 - likewise
         """The groups of a schedule."""
         return PromptGroups(**options)
-
-    def note(self, run: EpisodeRun[EpisodeGroup], groups: Sequence[EpisodeGroup]) -> None:
-        """See StepSampler; and which prompts were too long."""
-        num_long = sum(group.num_long for group in groups)
-        if num_long:
-            limit = f"{self.prompt_limit.max_tokens} tokens ({self.prompt_limit.option})"
-            left = f"{self.purpose} has {sum(not group.is_left_out for group in groups)} of {len(groups)}"
-            self.progress.note(f"{self.prompt_limit.key}: {num_long} prompts are left out: they have more than {limit}; {left}")
-        super().note(run, groups)
 
     def packed(self, groups: Sequence[EpisodeGroup]) -> CollectedRollouts:
         """See StepSampler."""

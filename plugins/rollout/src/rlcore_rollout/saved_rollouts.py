@@ -3,9 +3,8 @@
 `rlcore_rollout.serialization` says what an environment's state may consist of.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from attrs import evolve, field, frozen
 
@@ -15,9 +14,8 @@ from rlcore_rollout.episode_run import EpisodeRun
 from rlcore_rollout.group_work import GroupRewards
 from rlcore_rollout.sampler import Distribution
 from rlcore_rollout.schedule import Position
-from rlcore_rollout.serialization import SerializationError
 from rlcore_rollout.serialization import dumps as dump_object
-from rlcore_rollout.serialization import loads as load_object
+from rlcore_rollout.serialization import load_saved
 
 
 @frozen(kw_only=True)
@@ -39,27 +37,21 @@ class SavedRollouts:
     """None where every prompt comes as often."""
 
 
-def save_rollouts(run: EpisodeRun[Any], version_of_step: Mapping[int, int], note: Callable[[str], None]) -> SavedRollouts:
+def save_rollouts(run: EpisodeRun, version_of_step: Mapping[int, int], note: Callable[[str], None]) -> SavedRollouts:
     """Take a snapshot of the open groups. `note` reports groups that cannot be serialized: a resumed run starts them again."""
-    errors: list[str] = []
 
-    def make(groups: Sequence[Any]) -> SavedRollouts:
-        kept_groups = {}
-        for group in groups:
-            try:
-                if (kept := run.work.saved(group)) is not None:
-                    kept_groups[group.number] = dump_object(kept)
-            except Exception as error:  # whatever an environment's state raises
-                errors.append(f"{type(error).__name__}: {error}")
-        return SavedRollouts(
+    def make() -> tuple[SavedRollouts, list[str]]:
+        groups, errors = run.collectors.saved(sorted(run.schedule.open_groups))
+        saved = SavedRollouts(
             position=run.schedule.position(),
-            groups=kept_groups,
-            spared=run.work.plans.spared(),
+            groups=groups,
+            spared=run.plans.spared(),
             version_of_step=dict(version_of_step),
             replaced=dict(run.replaced),
         )
+        return saved, errors
 
-    saved = run.snapshot(make)
+    saved, errors = run.between(make)
     if errors:
         note(
             f"the states of {len(errors)} unfinished groups cannot be saved ({errors[0]}): a run that is resumed from this "
@@ -68,12 +60,9 @@ def save_rollouts(run: EpisodeRun[Any], version_of_step: Mapping[int, int], note
     return saved
 
 
-def restore_rollouts(
-    run: EpisodeRun[Any], saved: SavedRollouts, distribution: Distribution, note: Callable[[str], None]
-) -> None:
+def restore_rollouts(run: EpisodeRun, saved: SavedRollouts, distribution: Distribution, note: Callable[[str], None]) -> None:
     """Go on with the groups of a checkpoint, in a run that samples from `distribution` and whose schedule is at its position.
     Those that this run would have begun otherwise are noted, and begin again."""
-    num_other, groups = 0, []
     run.replaced |= saved.replaced
     if saved.groups and saved.distribution != distribution:
         note(
@@ -81,23 +70,13 @@ def restore_rollouts(
             "with another temperature, top_k, top_p or accept_truncation_bias than the recipe's [rollout] has now"
         )
         saved = evolve(saved, groups={})
-    for number in run.schedule.open_groups:
-        group = None
-        if number in saved.groups:
-            group = run.work.resumed(_loads(saved.groups[number]))
-            num_other += group is None
-        if group is None:
-            group = run.work.new_group(number)
-            run.schedule.restart(number)
-        groups.append(group)
-    if num_other:
+    for step, num_spared in saved.spared.items():
+        run.plans.of_step(step).skip_spares(num_spared)
+    if num_other := run.restore(saved.groups):
         note(
             f"{num_other} open groups of the checkpoint begin again: they are of another number of samples, or of other limits "
             "of tokens or turns, than the recipe's [rollout] has now"
         )
-    for step, num_spared in saved.spared.items():
-        run.work.plans.of_step(step).skip_spares(num_spared)
-    run.restore(groups)
 
 
 def dumps(saved: SavedRollouts) -> bytes:
@@ -107,7 +86,7 @@ def dumps(saved: SavedRollouts) -> bytes:
 
 def loads(data: bytes) -> SavedRollouts:
     """Read the bytes that `dumps` made; CheckpointError where it cannot be read."""
-    saved = _loads(data)
+    saved = load_saved(data)
     if not isinstance(saved, SavedRollouts):
         raise CheckpointError(f"the checkpoint's rollouts are a {type(saved).__name__}; expected those of this version")
     return saved
@@ -121,14 +100,4 @@ def damage_told() -> Iterator[None]:
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint's rollouts are damaged: {type(error).__name__}: {error}. Resume from another checkpoint"
-        ) from error
-
-
-def _loads(data: bytes) -> Any:
-    try:
-        return load_object(data)
-    except SerializationError as error:
-        raise CheckpointError(
-            f"the checkpoint's rollouts cannot be read: {error}. They are of the environment and the version of rlcore that "
-            "wrote them"
         ) from error

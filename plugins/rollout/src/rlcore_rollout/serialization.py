@@ -22,6 +22,8 @@ from uuid import UUID
 import attrs
 import numpy as np
 
+from rlcore.spi import CheckpointError
+
 _INLINE = (type(None), bool, int, float, str)
 """Types that JSON writes as they are."""
 _SEQUENCES: Mapping[str, Callable[[list[Any]], Any]] = {one.__name__: one for one in (list, tuple, set, frozenset)}
@@ -81,6 +83,17 @@ def loads(data: bytes) -> Any:
         raise
     except Exception as error:  # whatever damaged bytes lead to
         raise SerializationError(f"{type(error).__name__}: {error}") from error
+
+
+def load_saved(data: bytes) -> Any:
+    """As `loads`, of what a checkpoint holds. CheckpointError where it cannot be read."""
+    try:
+        return loads(data)
+    except SerializationError as error:
+        raise CheckpointError(
+            f"the checkpoint's rollouts cannot be read: {error}. They are of the environment and the version of rlcore that "
+            "wrote them"
+        ) from error
 
 
 class _Writer:

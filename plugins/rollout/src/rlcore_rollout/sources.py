@@ -17,8 +17,8 @@ from rlcore_rollout.curriculum import Curriculum, CurriculumState
 from rlcore_rollout.episode_run import EpisodeRun
 from rlcore_rollout.failures import StepEndings, ledger_name
 from rlcore_rollout.gc_tuning import step_begins, step_ends
-from rlcore_rollout.group_work import GroupRewards
-from rlcore_rollout.sampler import EpisodeSampler, Replay, StepSampler
+from rlcore_rollout.group_work import GroupResult, GroupRewards
+from rlcore_rollout.sampler import Replay, StepSampler
 from rlcore_rollout.saved_rollouts import SavedRollouts, damage_told, dumps, loads, restore_rollouts, save_rollouts
 from rlcore_rollout.schedule import Position, SchedulePolicy
 from rlcore_rollout.step_plans import Draws, StepPlan
@@ -120,28 +120,26 @@ class RolloutSource(Source):
         step_begins(len(collected.rewards))
         self.is_reused, self.generates = reuses, self._generates_behind(step)
         collected = evolve(collected, weight_version=weight_version)
-        self.endings = self._run.taken(self._endings)
+        results = self._run.results()
+        self.endings = self._endings(results)
         figures: dict[str, float] = {}
         if self._curriculum is not None:
             if self._replay is not None:
                 self._run.replaced |= self._replay.replaced(step)
             figures |= self._curriculum.metrics()
-            learned = self._run.taken(lambda groups: (self._signals(groups), self._solved(groups), self._rewards_of(groups)))
-            # Each sample tells of its row once.
-            self._has_signal, self._success, self._rewards = ({}, {}, {}) if reuses else learned
+            learned = () if reuses else [result for result in results if result.rates_row]  # each sample tells of its row once
+            self._has_signal = {} if reuses else self._signals(learned)
+            self._success = {result.number: result.success_rate for result in learned}
+            self._rewards = {} if reuses else self._rewards_of(learned)
         if self._sampler.round_size is not None:
             sizes = np.bincount(collected.group_ids[collected.first_sequences])
             figures |= {"samples_per_prompt_mean": float(sizes.mean()), "samples_per_prompt_max": float(sizes.max())}
         if self._policy.is_synchronous:
             return evolve(collected, schedule_metrics=figures)
         oldest = self._version_of_step.get(self._policy.oldest_unscored(step - 1), 0)
-        reasons = self._run.work.failures.reasons
-        is_replayable = isinstance(self._sampler, EpisodeSampler)  # what agents do is repeated by no schedule
-        metrics, record = self._run.taken(
-            lambda groups: (
-                schedule.metrics(),
-                step_record(schedule, () if reuses else groups, reasons, weight_version) if is_replayable else None,
-            )
+        groups = () if reuses else self._run.records()
+        metrics, record = self._run.between(
+            lambda: (schedule.metrics(), None if groups is None else step_record(schedule, groups, weight_version))
         )
         if record is not None:
             record = evolve(record, num_rescored=int(collected.older_than(oldest).sum()))
@@ -183,7 +181,7 @@ class RolloutSource(Source):
 
     def generating_s(self) -> float:
         """While others train, too."""
-        return self._run.work.count.busy_s()
+        return self._run.collectors.busy_s()
 
     @contextmanager
     def still(self) -> Iterator[None]:
@@ -221,13 +219,12 @@ class RolloutSource(Source):
     def _curriculum_state(self) -> CurriculumState | None:
         return None if self._curriculum is None else self._curriculum.state()
 
-    def _signals(self, groups: Sequence[Any]) -> dict[int, bool]:
-        """Return whether rewards differ in the batch's groups, of those that tell of their own rows; they did not in such ones
-        that were replaced."""
+    def _signals(self, rated: Sequence[GroupResult]) -> dict[int, bool]:
+        """Return whether rewards differ in the batch's groups that tell of their own rows; they did not in such ones that were
+        replaced."""
         run = self._run
         replaced = [number for number in run.schedule.refilled if number not in run.replaced or run.replaced[number][0]]
-        signals = {group.number: run.work.has_signal(group) for group in groups if run.work.rates_row(group)}
-        return signals | dict.fromkeys(replaced, False)
+        return {result.number: result.has_signal for result in rated} | dict.fromkeys(replaced, False)
 
     def _with_choices(self, record: StepRecord, curriculum: Curriculum) -> StepRecord:
         """The record of a step with the rows that were chosen for it, and what they follow from."""
@@ -244,11 +241,11 @@ class RolloutSource(Source):
             ),
         )
 
-    def _endings(self, groups: Sequence[Any]) -> StepEndings:
+    def _endings(self, results: Sequence[GroupResult]) -> StepEndings:
         """The rows of the batch's groups, and the episodes that were left out since the batch before."""
-        work, left_out = self._run.work, self._run.left_out
-        self._run.left_out = []
-        numbers = [work.row_number(group) for group in groups if work.row(group) is not None]
+        run = self._run
+        numbers = [run.row_number(result) for result in results if not result.is_left_out]
+        left_out = run.between(run.take_left_out)
         return StepEndings(
             rows=[self._name(number) for number in numbers], left_out=[(self._name(one.row), one) for one in left_out]
         )
@@ -256,32 +253,27 @@ class RolloutSource(Source):
     def _name(self, number: int | None) -> str:
         return "" if number is None else ledger_name(self._rows, number)
 
-    def _solved(self, groups: Sequence[Any]) -> dict[int, float]:
-        """The share of solved samples of the batch's groups, of those that tell of their own rows."""
-        return {group.number: group.success_rate for group in groups if self._run.work.rates_row(group)}
-
-    def _rewards_of(self, groups: Sequence[Any]) -> dict[int, GroupRewards]:
-        """The rewards of the batch's groups, and of those that were replaced before it, as far as they tell of their own
-        rows."""
+    def _rewards_of(self, rated: Sequence[GroupResult]) -> dict[int, GroupRewards]:
+        """The rewards of the batch's groups that tell of their own rows, and of such ones that were replaced before it."""
         run = self._run
         replaced = {number: found for number in run.schedule.refilled if (found := run.replaced.get(number)) is not None}
-        rated = {group.number: (group.rewards, group.success_rate) for group in groups if run.work.rates_row(group)}
-        return {number: found for number, found in (rated | replaced).items() if found[0]}
+        rewards: dict[int, GroupRewards] = {result.number: (result.rewards, result.success_rate) for result in rated}
+        return {number: found for number, found in (rewards | replaced).items() if found[0]}
 
     def _note_beginning(self) -> None:
         """A step begins."""
         run = self._run
-        if self._curriculum is not None:
-            first = run.snapshot(lambda groups: min([run.schedule.next_number, *(group.number for group in groups)]))
-            self._curriculum.forget_before(first // self._policy.groups_per_step)
-        self._next_of_step, self._carries, self._spared = run.snapshot(
-            lambda groups: (run.schedule.next_number, bool(groups), run.work.plans.spared())
+        open_groups, next_number, self._spared = run.between(
+            lambda: (run.schedule.open_groups, run.schedule.next_number, run.plans.spared())
         )
+        self._next_of_step, self._carries = next_number, bool(open_groups)
+        if self._curriculum is not None:
+            self._curriculum.forget_before(min([next_number, *open_groups]) // self._policy.groups_per_step)
 
     def _position(self, step: int) -> Position:
         return Position(next_number=step * self._policy.groups_per_step, trained=step)
 
-    def _run_at(self, position: Position) -> EpisodeRun[Any]:
+    def _run_at(self, position: Position) -> EpisodeRun:
         schedule = self._sampler.schedule(self._policy, position)
         return self._sampler.run_of(schedule, self._plan_of, overlaps=self._overlaps)
 

@@ -7,7 +7,6 @@ import numpy as np
 from attrs import define, field, frozen
 
 from rlcore.spi import DataError, Row
-from rlcore_rollout.episode_group import EpisodeGroup
 
 
 @frozen(kw_only=True, eq=False)
@@ -137,21 +136,20 @@ class StepBatch:
     limit: PromptLimit
     num_unknown: int
     """Groups of which it is not known yet whether their prompt is too long."""
-    groups: Sequence[EpisodeGroup] = ()
-    """The groups whose first turns are asked for together; none where each is asked for as soon as its prompt is known."""
+    groups: Sequence[int] = ()
+    """The groups whose first turns are asked for together, by number; none where each is asked for as soon as its prompt is
+    known."""
+    num_left: int = field(init=False)
+    """Those of them that have not begun."""
     num_long: int = 0
     has_begun: bool = False
     """True where some group has a prompt within the limit."""
     _long: dict[int, tuple[Row, int]] = field(factory=dict)
     """By their place: the row, and the tokens of its prompt."""
-    _first_unknown: int = 0
-    """All groups before this one have begun."""
 
-    def all_begun(self) -> bool:
-        """Return whether all groups have begun. It is asked at the beginning of each, and looks at each once."""
-        while self._first_unknown < len(self.groups) and self.groups[self._first_unknown].has_begun:
-            self._first_unknown += 1
-        return self._first_unknown == len(self.groups)
+    @num_left.default
+    def _all(self) -> int:
+        return len(self.groups)
 
     def begun(self) -> Mapping[int, Row | None]:
         """A group's prompt is within the limit, or its environment failed. Returns as `too_long`."""

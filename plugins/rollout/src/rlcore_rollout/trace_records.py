@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 from cattrs import Converter
 
 from rlcore.schema.constraints import Count, Positive
@@ -131,13 +131,12 @@ class StepRecord:
         return made
 
 
-def step_record(schedule: Schedule, groups: Sequence[EpisodeGroup], reasons: Mapping[int, str], version: int) -> StepRecord:
-    """The step whose batch was taken from a schedule: its groups, and why samples failed, by number; `version` is that of the
-    weights which it began with."""
+def step_record(schedule: Schedule, groups: Sequence[GroupRecord], version: int) -> StepRecord:
+    """The step whose batch was taken from a schedule; `version` is that of the weights which it began with."""
     return StepRecord(
         step=schedule.trained + 1,
         version=version,
-        groups=tuple(_group_record(group, schedule.began(group.number), reasons) for group in groups),
+        groups=tuple(evolve(group, began=schedule.began(group.number)) for group in groups),
         next=schedule.next_number,
         num_open=schedule.num_open,
         dropped=tuple(schedule.dropped),
@@ -145,10 +144,11 @@ def step_record(schedule: Schedule, groups: Sequence[EpisodeGroup], reasons: Map
     )
 
 
-def _group_record(group: EpisodeGroup, began: int, reasons: Mapping[int, str]) -> GroupRecord:
+def group_record(group: EpisodeGroup, reasons: Mapping[int, str]) -> GroupRecord:
+    """A group that has ended, but for `began`; `reasons` are why samples failed, by number."""
     return GroupRecord(
         number=group.number,
-        began=began,
+        began=0,
         samples=tuple(sample_record(episode, reasons.get(episode.number, "")) for episode in group.episodes),
         spare=group.spare,
         num_long=group.num_long,

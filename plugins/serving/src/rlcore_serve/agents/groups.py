@@ -10,7 +10,7 @@ from rlcore_rollout.environment_calls import EnvironmentCalls, TaskPool
 from rlcore_rollout.environment_results import Failure, MaskedFailures
 from rlcore_rollout.environment_runner import EpisodeRunner
 from rlcore_rollout.episode_group import Compared, has_reward_variance
-from rlcore_rollout.group_work import GroupWork
+from rlcore_rollout.group_work import GroupWork, PromptEvents
 from rlcore_rollout.step_plans import StepPlans
 from rlcore_serve.sessions.interface import Segment, Session, SessionServer
 from rlcore_serve.sessions.sampler import SessionSampler
@@ -132,7 +132,13 @@ class AgentGroups(GroupWork[AgentGroup]):
         first = number * self.group_size
         return AgentGroup(number=number, episodes=[AgentEpisode(number=first + place) for place in range(self.group_size)])
 
-    def begin(self, calls: EnvironmentCalls, on_ended: Callable[[int], None], look: Callable[[], None]) -> None:  # noqa: ARG002
+    def begin(
+        self,
+        calls: EnvironmentCalls,
+        on_ended: Callable[[int], None],
+        look: Callable[[], None],  # noqa: ARG002 - agents ask when they like
+        prompts: PromptEvents,  # noqa: ARG002 - and show their prompts to nobody
+    ) -> None:
         """See GroupWork."""
         self._calls, self._on_ended = calls, on_ended
         self._give_up(list(self._running))  # those of an event loop that was given up
