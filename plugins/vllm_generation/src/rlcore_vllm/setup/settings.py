@@ -53,6 +53,8 @@ class EngineSettings:
     """Arguments of vLLM's EngineArgs, by its names."""
     batch_invariant: bool = False
     """True where what is computed of a token is the same bits in every batch."""
+    metrics_file: Path | None = None
+    """File for vLLM's own metrics; None where they are not kept."""
 
     @property
     def has_drafter(self) -> bool:
@@ -95,7 +97,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
         "skip_tokenizer_init": True,
-        "disable_log_stats": True,
+        "disable_log_stats": not config.metrics,
         "load_format": "hf" if reads_weights else "dummy",  # a trainer's weights replace dummies before anything is generated
         "config_format": "hf",  # "auto" takes Mistral's params.json and consolidated files in place of what is trained
         "worker_extension_cls": "rlcore_vllm.ranks.worker.WorkerExtension",
