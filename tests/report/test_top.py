@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from click.testing import Result
+from rich.console import Console
 
 from rlcore.run.report.recorded_progress import StatusFile
 from rlcore.run.report.timing import Span, append_timeline
 from rlcore.spi import NonFiniteError
 from rlcore_report.top import frame_of
+from rlcore_report.top_view import view
 
 from .made_runs import make_run  # type: ignore[import-not-found]
 
@@ -105,8 +108,19 @@ def test_the_view_shows_each_part_and_nothing_that_a_terminal_obeys(invoke: Any,
     result = invoke("top", str(run), "--once")
     assert result.exit_code == 0
     assert "\x1b" not in result.stdout
-    parts = ["generation", "67%", "1,234", "rank-0/vllm-0", "25%", "30.0 of 80.0", "silent for 2 h 00 min", "workers 2"]
+    parts = ["generation", "67%", "1,234", "rank-0/vllm-0", "25%", "30.0 of 80.0", "workers 2"]
     assert [part for part in parts if part not in result.stdout] == []
+    assert "silent" not in result.stdout, "a run that has ended is not late"
+
+
+def test_a_rank_that_writes_nothing_is_marked_while_the_run_goes_on(run: Path) -> None:
+    frame = frame_of(run)
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(view(evolve(frame, state=evolve(frame.state, state="running")), time.time()))
+    marked = [line for line in capture.get().splitlines() if "train_step for" in line]
+    assert ["silent for 2 h 00 min" in line for line in marked] == [False, True]
+    assert "train_step for 2 h 00 min" in marked[1]
 
 
 @pytest.mark.parametrize("option", ["--once", "--json"])

@@ -17,8 +17,10 @@ from rlcore_profiler.profile import NAME, STEP_FILE, of_this_process
 class DriverProfile(LoopObserver):
     """Turns the profiles to each step as it begins."""
 
-    def __init__(self, run_directory: Path, options: ProfileConfig, name: str) -> None:
-        self._profile = ProcessProfile(run_directory, name, options)
+    def __init__(self, run_directory: Path, options: ProfileConfig, *, is_rank: bool) -> None:
+        """`is_rank`: whether the driver's process is the one that trains."""
+        self._profile = ProcessProfile(run_directory, "rank-0" if is_rank else "driver", options)
+        self._is_profiled = is_rank or options.profiler == "torch"  # Nsight's calls would take memory of a rank's device
         self._file = run_directory / FOLDER / STEP_FILE
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._step = 0
@@ -46,15 +48,15 @@ class DriverProfile(LoopObserver):
         self._step = step - 1
         # A new file each time, so that machines which share the folder do not read a cached one.
         write_atomically(self._file, str(step))
-        self._profile.turn_to(step)
+        if self._is_profiled:
+            self._profile.turn_to(step)
 
 
 def driver_profile(run: ObservedRun) -> LoopObserver:
     """Return the observer; one that does nothing where the recipe does not name `profile`."""
     if NAME not in run.recipe.observers.names:
         return LoopObserver()
-    name = "rank-0" if run.recipe.cluster is None else "driver"
-    return DriverProfile(run.directory.path.absolute(), _options(run.plan), name)
+    return DriverProfile(run.directory.path.absolute(), _options(run.plan), is_rank=run.recipe.cluster is None)
 
 
 def profile_problems(plan: RunPlan) -> Iterator[Problem]:

@@ -1,4 +1,7 @@
-"""The profile of one process: begins and ends with the steps of the range, and names what goes on within them."""
+"""The profile of one process: begins and ends with the steps of the range, and names what goes on within them.
+
+torch is imported where it is used: every run imports this module, and plugins are listed without torch.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -6,9 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.profiler import ProfilerActivity, profile, record_function
-
+from rlcore.files import storage_errors
 from rlcore_profiler.config import ProfileConfig
 
 FOLDER = "profiles"
@@ -47,14 +48,17 @@ class ProcessProfile:
         """Give what goes on in the block a name in the profile."""
         if self._step is None:
             yield
-        elif self._options.profiler == "torch":
-            with record_function(name):
-                yield
         else:
-            with torch.cuda.nvtx.range(name):
+            import torch
+
+            named = torch.profiler.record_function if self._options.profiler == "torch" else torch.cuda.nvtx.range
+            with named(name):
                 yield
 
     def _begin(self) -> None:
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
         if self._options.profiler == "nsight":
             torch.cuda.cudart().cudaProfilerStart()  # type: ignore[no-untyped-call]
             return
@@ -70,11 +74,14 @@ class ProcessProfile:
 
     def _end(self, step: int) -> None:
         if self._options.profiler == "nsight":
+            import torch
+
             torch.cuda.synchronize()
             torch.cuda.cudart().cudaProfilerStop()  # type: ignore[no-untyped-call]
             return
         ended, self._profile = self._profile, None
         ended.stop()
         folder = self._directory / f"step-{step:06d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        ended.export_chrome_trace(str(folder / f"{self._name}.json.gz"))
+        with storage_errors("a profile", self._directory):
+            folder.mkdir(parents=True, exist_ok=True)
+            ended.export_chrome_trace(str(folder / f"{self._name}.json.gz"))

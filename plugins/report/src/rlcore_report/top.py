@@ -73,6 +73,8 @@ class Frame:
     """A run at one moment."""
 
     run: str
+    generator: str
+    """The name in the recipe."""
     state: RunState
     phases_s: Mapping[str, float]
     """Seconds of the last step by phase, the longest first."""
@@ -106,13 +108,15 @@ class Frame:
 
 def frame_of(path: Path) -> Frame:
     """Read a run directory. CheckpointError where there is no run, or a line is damaged."""
-    directory = RunDirectory(path=SavedRun.find(path).path)
+    run = SavedRun.find(path)
+    directory = RunDirectory(path=run.path)
     records = directory.read_metrics()
     last = next((record for record in reversed(records) if "time/total_s" in record), {})
     phases = {name: last[f"time/{name}_s"] for name in (*STEP_PHASES, "other") if last.get(f"time/{name}_s", 0) > 0}
     failures, rows = _failures(directory.path)
     return Frame(
         run=str(path),
+        generator=run.recipe.get("generator", {}).get("name", ""),
         state=run_state(directory),
         phases_s=dict(sorted(phases.items(), key=lambda one: -one[1])),
         queues={label: last[name] for name, label in QUEUES.items() if name in last},

@@ -48,11 +48,11 @@ def _parts(frame: Frame) -> Iterator[RenderableType | None]:
                 f"{one.get('waiting', 0):.0f}",
                 f"{one.get('kv_cache_share', 0):.0%}",
                 f"{one.get('preemptions', 0):.0f}",
-                _silence(one["silent_s"]),
+                _silence(frame, one["silent_s"]),
             )
             for name, one in frame.engines.items()
         ),
-    ) or Text(NO_ENGINES, style="dim")
+    ) or (Text(NO_ENGINES, style="dim") if frame.generator == "vllm" else None)
     yield _table(("rank", "host", "doing", "memory, GiB", ""), _ranks(frame)) or Text(NO_RANKS, style="dim")
     yield _table(
         ("slowest calls of the last step", "s", "slowest rank", "fastest, s"),
@@ -76,12 +76,14 @@ def _ranks(frame: Frame) -> Iterator[Sequence[str]]:
         used = rank.memory_bytes
         on_device = f"{used['device_used'] / GIB:.1f} of {used['device_total'] / GIB:.1f}" if "device_used" in used else ""
         memory = f"{on_device}, torch {used['reserved'] / GIB:.1f}" if on_device else f"host {used['resident'] / GIB:.2f}"
-        doing = rank.hook if rank.hook_s is None else f"{rank.hook} for {duration(rank.hook_s + rank.silent_s)}"
-        yield str(rank.rank), rank.host, doing, memory, _silence(rank.silent_s)
+        silent_s = rank.silent_s if frame.state.state == "running" else 0.0
+        doing = rank.hook if rank.hook_s is None else f"{rank.hook} for {duration(rank.hook_s + silent_s)}"
+        yield str(rank.rank), rank.host, doing, memory, _silence(frame, rank.silent_s)
 
 
-def _silence(seconds: float) -> str:
-    return f"silent for {duration(seconds)}" if seconds > SILENT_S else ""
+def _silence(frame: Frame, seconds: float) -> str:
+    is_late = frame.state.state == "running" and seconds > SILENT_S
+    return f"silent for {duration(seconds)}" if is_late else ""
 
 
 def _short(text: str) -> str:

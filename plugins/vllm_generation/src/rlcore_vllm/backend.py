@@ -288,7 +288,8 @@ def _with_metrics(settings: EngineSettings, logs: Path | None, name: str) -> Eng
     if logs is None:
         return settings
     logs.mkdir(parents=True, exist_ok=True)
-    return evolve(settings, metrics_file=logs.absolute() / f"{name}.prom")
+    arguments = {**settings.arguments, "disable_log_stats": False}
+    return evolve(settings, metrics_file=logs.absolute() / f"{name}.prom", arguments=arguments)
 
 
 def _gather(num_calls: int, finished: Finished, request: spi.GenerateRequest) -> list[FinishedSample]:

@@ -97,7 +97,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
         "skip_tokenizer_init": True,
-        "disable_log_stats": not config.metrics,
+        "disable_log_stats": True,
         "load_format": "hf" if reads_weights else "dummy",  # a trainer's weights replace dummies before anything is generated
         "config_format": "hf",  # "auto" takes Mistral's params.json and consolidated files in place of what is trained
         "worker_extension_cls": "rlcore_vllm.ranks.worker.WorkerExtension",
