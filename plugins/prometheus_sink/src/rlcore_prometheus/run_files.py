@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attrs import define, field
-from prometheus_client import Metric
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rlcore_prometheus.names import PREFIX
@@ -89,6 +89,24 @@ def engine_metrics(logs: Path) -> Iterator[Metric]:
             for sample in family.samples:
                 metric.add_sample(sample.name, {**sample.labels, "engine": name}, sample.value)
     yield from found.values()
+
+
+def exposition(logs: Path) -> bytes:
+    """Return the metrics of engines below the folder of logs as text that Prometheus reads."""
+    registry = CollectorRegistry()
+    registry.register(_EngineFiles(logs))
+    return generate_latest(registry)
+
+
+@define(eq=False)
+class _EngineFiles:
+    """A collector of prometheus_client."""
+
+    logs: Path
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of all engines."""
+        return engine_metrics(self.logs)
 
 
 def rank_metrics(folder: Path) -> Iterator[Metric]:

@@ -87,6 +87,8 @@ class HostedProcess:
         address = f"\0rlcore-{secrets.token_hex(16)}"
         self._order = HostOrder(settings=settings, address=address, authkey=secrets.token_bytes(32), parent=os.getpid())
         self._killed_because: str | None = None
+        self._expiring = threading.Lock()
+        """Held while stacks are read, which one call of several that are late does."""
         self._host: Any = None
         self.process = LoggedProcess([sys.executable, "-m", module], log_file, env=environment, stdin=subprocess.PIPE)
 
@@ -135,9 +137,11 @@ class HostedProcess:
     def expire(self, what: str, timeout_s: float, key: str | None = None) -> None:
         """Kill it, since it takes too long; its stacks, as far as they can be read, go to its log and into the error."""
         remedy = f"; if it only needs longer, raise {self._section}.{key}" if key else ""
-        stacks = stacks_of(self.process.pid) if self.process.poll() is None else ""
-        append_lines(self.process.log_file, stacks)
-        self._kill(f"gave no answer to {what} within {timeout_s:g} s and was ended{remedy}. {beginning_of(stacks)}".rstrip())
+        with self._expiring:
+            if self.process.poll() is None:
+                stacks = stacks_of(self.process.pid)
+                append_lines(self.process.log_file, stacks)
+                self._kill(f"gave no answer to {what} within {timeout_s:g} s and was ended{remedy}. {beginning_of(stacks)}")
 
     def give_up(self) -> None:
         """Kill it, since nobody waits for it any more."""

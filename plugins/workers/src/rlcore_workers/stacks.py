@@ -65,7 +65,7 @@ def _dump(program: str, process: int, deadline: float) -> tuple[str, bool]:
             continue
         if ran.returncode == 0:
             return ran.stdout.strip(), True
-        said = f"py-spy failed: {ran.stderr.strip() or ran.stdout.strip()}"
+        said = f"py-spy failed: {ran.stderr.partition('Stack backtrace:')[0].strip()}"  # whose own stack tells nothing
     return said, False
 
 

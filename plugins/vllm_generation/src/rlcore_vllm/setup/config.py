@@ -84,7 +84,7 @@ class VllmConfig:
     """Tokens that the drafter guesses at a time."""
     metrics: bool = False
     """Keep vLLM's own metrics, such as `vllm:num_requests_running`, in a file `logs/vllm-0.prom` of the run directory. The sink
-    `prometheus` shows them, and node_exporter's textfile collector can."""
+    `prometheus` and `rlcore serve` show them at /metrics."""
     start_timeout_s: Seconds = 600.0
     """Most seconds for an engine to start. Like the next two, of an engine in a process of its own, which is then ended; one in
     the trainer's process is waited for."""
