@@ -40,6 +40,7 @@ from rlcore.spi.arrays import Float32Array, Int64Array
 from rlcore.spi.execution import RefitCommand
 from rlcore_ray.affinity import bind_near
 from rlcore_ray.commands import (
+    Arrival,
     BuildCommand,
     Built,
     GeneratorCommand,
@@ -113,7 +114,7 @@ class Worker:
                 positions.append(f"in {name}, at {last.filename}:{last.lineno} in {last.name}")
         return " and ".join(positions) or "idle"
 
-    def arrive(self) -> tuple[WorkerInfo, Software]:
+    def arrive(self) -> Arrival:
         """Turn the process's output to its log, and say where it is."""
         import ray
 
@@ -130,7 +131,11 @@ class Worker:
             gpu_ids=tuple(map(str, context.get_accelerator_ids().get("GPU", ()))),
         )
         print(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {here}", flush=True)
-        return here, Software.here()
+        return Arrival(worker=here, software=Software.here(), clock=time.time())
+
+    def sees(self, file: Path) -> bool:
+        """Return whether a file of the driver's is there."""
+        return file.is_file()
 
     def prepare(self, plugins: ChosenPlugins, surroundings: WorkerEnv) -> None:
         """Load the plugins that the driver chose, and set the process up for them; nothing heavy is imported before."""
