@@ -5,6 +5,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from attrs import frozen
+
 from .hosts import DataCentre, Host
 
 PORT = 6379
@@ -28,7 +30,7 @@ def start_head(host: Host, num_cpus: int = 2) -> None:
     with (host.folder / "ray-head.log").open("ab") as output:
         head = host.popen(command, output)
     deadline = time.monotonic() + START_S
-    while PORT not in {port for _, port in listening(host)}:
+    while PORT not in {listener.port for listener in listening(host)}:
         assert head.poll() is None, (host.folder / "ray-head.log").read_text()
         assert time.monotonic() < deadline, f"Ray's head does not listen: {(host.folder / 'ray-head.log').read_text()}"
         time.sleep(0.2)
@@ -53,8 +55,27 @@ def start_ray(centre: DataCentre, numbers: Sequence[int] = (1, 2), num_cpus: int
         start_node(host, hosts[0], num_cpus)
 
 
-def listening(host: Host) -> set[tuple[str, int]]:
-    """The addresses and ports at which processes of the host take TCP connections."""
-    lines = host.check(["ss", "--listening", "--tcp", "--numeric", "--no-header"]).splitlines()
-    found = (re.fullmatch(r"(.*):(\d+)", line.split()[3]) for line in lines)
-    return {(match[1].strip("[]"), int(match[2])) for match in found if match is not None}
+@frozen(kw_only=True)
+class Listener:
+    """A TCP socket that takes connections."""
+
+    process: str
+    """The name of its process."""
+    pid: int
+    address: str
+    """One of the host's, or "*" for all of them."""
+    port: int
+
+
+def listening(host: Host) -> set[Listener]:
+    """Return where processes of the host take connections."""
+    found = set()
+    for line in host.check(["ss", "--listening", "--tcp", "--numeric", "--no-header", "--processes"]).splitlines():
+        _, _, _, place, _, *owners = line.split()
+        address, _, port = place.rpartition(":")
+        for process, pid in re.findall(r'"([^"]*)",pid=(\d+)', " ".join(owners)):
+            name = address.strip("[]").removeprefix("::ffff:")
+            found.add(
+                Listener(process=process, pid=int(pid), address={"0.0.0.0": "*", "::": "*"}.get(name, name), port=int(port))
+            )
+    return found

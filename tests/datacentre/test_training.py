@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from .hosts import DataCentre
-from .runs import SMALL, TWO_HOSTS, assert_same_metrics, left_over, trained
+from .runs import SMALL, TWO_HOSTS, assert_nothing_is_left, assert_same_metrics, trained
 
 pytestmark = pytest.mark.wide
 
@@ -21,4 +21,4 @@ def test_two_hosts_train_as_one_process(with_ray: DataCentre, alone: Path, name:
     host = with_ray.hosts[2 if name == "driver on the second" else 1]
     run = trained(host, name, *SMALL, *TWO_HOSTS, *options)
     assert_same_metrics(run, alone)
-    assert left_over(with_ray) == []
+    assert_nothing_is_left(with_ray)
