@@ -216,11 +216,14 @@ class DataCentre:
     router: Namespaces
     network: Network
 
-    def write_names(self, *, server: str | None = None) -> None:
-        """Have every host know the others by name, or ask a name server, which knows them."""
-        named = "" if server else "".join(f"{host.address} {host.name}\n" for host in self.hosts.values())
+    def write_names(self, *, server: str | None = None, own: str | None = None) -> None:
+        """Have every host know the others by name, or ask a name server, which knows them. `own` is the address of each host's
+        own name, such as the loopback address that Debian's installer writes."""
         for host in self.hosts.values():
-            (host.folder / "hosts").write_text(f"127.0.0.1 localhost\n{named}")
+            named = [f"{own} {host.name}"] if own else []
+            named += [f"{other.address} {other.name}" for other in self.hosts.values() if other is not host or not own]
+            lines = ["127.0.0.1 localhost", *([] if server else named)]
+            (host.folder / "hosts").write_text("".join(f"{line}\n" for line in lines))
             (host.folder / "resolv.conf").write_text(f"nameserver {server}\noptions timeout:30\n" if server else "")
 
     def revive(self, number: int) -> Host:

@@ -59,11 +59,11 @@ class Run:
 
 
 @contextmanager
-def started(host: Host, name: str, *arguments: str, **variables: str) -> Iterator[Run]:
-    """Start `rlcore train grpo.toml` on a host; it is gone when the block ends."""
+def started(host: Host, name: str, *arguments: str, recipe: str = "grpo.toml", **variables: str) -> Iterator[Run]:
+    """Start `rlcore train` on a host; it is gone when the block ends."""
     output = host.shared / f"{name}-{uuid4().hex[:8]}.output"
     with output.open("ab") as file:
-        process = host.popen(["rlcore", "train", "grpo.toml", f"run.name={name}", *arguments], file, **variables)
+        process = host.popen(["rlcore", "train", recipe, f"run.name={name}", *arguments], file, **variables)
     try:
         yield Run(process=process, directory=host.shared / "runs" / name, output=output)
     finally:
@@ -71,9 +71,9 @@ def started(host: Host, name: str, *arguments: str, **variables: str) -> Iterato
         process.wait()
 
 
-def trained(host: Host, name: str, *arguments: str, **variables: str) -> Path:
+def trained(host: Host, name: str, *arguments: str, recipe: str = "grpo.toml", **variables: str) -> Path:
     """Train to the end, which has to succeed; returns the run directory."""
-    with started(host, name, *arguments, **variables) as run:
+    with started(host, name, *arguments, recipe=recipe, **variables) as run:
         code = run.end()
         assert code == 0, f"{code}: {run.said()}"
     return run.directory
