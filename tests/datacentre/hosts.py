@@ -23,6 +23,7 @@ from .network import Network
 
 ROOT = Path(__file__).parents[2]
 INIT = Path(__file__).with_name("host_init.py")
+NAMES = Path(__file__).with_name("slow_names.py")
 NETWORK = "10.77.0"
 ROUTER = f"{NETWORK}.254"
 PROGRAMS = ("ip", "tc", "nft", "ss", "unshare", "nsenter", "mount")
@@ -61,9 +62,11 @@ class Namespaces:
         """Make namespaces of these kinds with a first process that follows `order`. AssertionError where that fails."""
         command = ["unshare", *(f"--{kind}" for kind in kinds), "--pid", "--mount-proc", "--fork", "--kill-child"]
         command += [sys.executable, "-I", "-S", str(INIT), json.dumps(order)]
-        keeper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipe = subprocess.PIPE
+        keeper = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         assert keeper.stdout is not None
-        assert keeper.stdout.readline() == "ready\n", "the first process of a host has ended"
+        assert keeper.stderr is not None
+        assert keeper.stdout.readline() == "ready\n", f"the first process of a host has ended: {keeper.stderr.read()}"
         (first,) = psutil.Process(keeper.pid).children()
         return cls(keeper=keeper, first=first.pid)
 
@@ -73,7 +76,9 @@ class Namespaces:
 
     def processes(self) -> list[psutil.Process]:
         """All processes within, without the first one and without those that have ended but for their parent's look."""
-        found = []
+        found: list[psutil.Process] = []
+        if self.keeper.poll() is not None:
+            return found
         own = os.stat(f"/proc/{self.first}/ns/pid").st_ino
         for process in psutil.process_iter():
             with suppress(OSError, psutil.Error):
@@ -84,12 +89,12 @@ class Namespaces:
 
     def end(self) -> None:
         """End all processes within, and with the last one the namespaces."""
-        processes = [psutil.Process(self.first), *self.processes()] if psutil.pid_exists(self.first) else []
+        processes = [psutil.Process(self.first), *self.processes()] if self.keeper.poll() is None else []
         for process in processes[:1]:
             process.kill()
         self.keeper.wait()
         psutil.wait_procs(processes, END_S)
-        for stream in (self.keeper.stdin, self.keeper.stdout):
+        for stream in (self.keeper.stdin, self.keeper.stdout, self.keeper.stderr):
             assert stream is not None
             stream.close()
 
@@ -225,6 +230,17 @@ class DataCentre:
             lines = ["127.0.0.1 localhost", *([] if server else named)]
             (host.folder / "hosts").write_text("".join(f"{line}\n" for line in lines))
             (host.folder / "resolv.conf").write_text(f"nameserver {server}\noptions timeout:30\n" if server else "")
+
+    @contextmanager
+    def slow_names(self, seconds: float) -> Iterator[None]:
+        """Have a name server answer all questions for hosts, each so late, until the block ends."""
+        names = [f"{host.name}={host.address}" for host in self.hosts.values()]
+        with self.network.program(NAMES, ROUTER, str(seconds), *names):
+            self.write_names(server=ROUTER)
+            try:
+                yield
+            finally:
+                self.write_names()
 
     def revive(self, number: int) -> Host:
         """Start a host that is gone, under its name and address."""

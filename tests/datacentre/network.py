@@ -53,14 +53,21 @@ class Network:
             subprocess.run([*host, *command], check=True)
 
     @contextmanager
+    def program(self, file: Path, *arguments: str) -> Iterator[None]:
+        """Run a program of the router's, which says when it is ready, until the block ends."""
+        command = [*_enter(self.router), sys.executable, "-I", "-S", str(file), *arguments]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "ready\n", f"{file.name} has ended"
+                yield
+            finally:
+                process.kill()
+
+    @contextmanager
     def delay(self, numbers: Sequence[int], seconds: float) -> Iterator[None]:
         """Packets from these hosts arrive as many seconds later."""
-        command = [*_enter(self.router), sys.executable, "-I", "-S", str(RELAY), "delay0", str(seconds)]
-        pipe = subprocess.PIPE
-        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as relay, ExitStack() as stack:
-            stack.callback(relay.kill)
-            assert relay.stdout is not None
-            assert relay.stdout.readline() == "ready\n", "the relay has ended"
+        with self.program(RELAY, "delay0", str(seconds)), ExitStack() as stack:
             self._run("ip", "link", "set", "delay0", "up")
             self._run("ip", "route", "add", "default", "dev", "delay0", "table", str(DELAYED))
             for number in numbers:

@@ -40,19 +40,19 @@ def start_node(host: Host, head: Host, num_cpus: int = 2, variables: Mapping[str
     """Start Ray on another host, which joins the head. Returns the file of what it says."""
     command = ["ray", "start", f"--address={head.name}:{PORT}", f"--num-cpus={num_cpus}", *LIGHT]
     log = host.folder / "ray-node.log"
-    with log.open("ab") as output:
+    with log.open("wb") as output:
         host.popen(command, output, **{"RAY_AUTH_MODE": "token", **(variables or {})})
     return log
 
 
 def start_ray(centre: DataCentre, numbers: Sequence[int] = (1, 2), num_cpus: int = 2) -> None:
-    """Start Ray on these hosts, the head on the first. Runs wait for the others by `cluster.wait_s`."""
+    """Start Ray on these hosts, the head on the first, and wait until all have joined."""
     hosts = [centre.hosts[number] for number in numbers]
     for host in hosts:
         give_token(host)
     start_head(hosts[0], num_cpus)
-    for host in hosts[1:]:
-        start_node(host, hosts[0], num_cpus)
+    for log in [start_node(host, hosts[0], num_cpus) for host in hosts[1:]]:
+        _await_text(log, "Ray runtime started")
 
 
 @frozen(kw_only=True)
@@ -65,6 +65,13 @@ class Listener:
     address: str
     """One of the host's, or "*" for all of them."""
     port: int
+
+
+def _await_text(file: Path, text: str) -> None:
+    deadline = time.monotonic() + START_S
+    while text not in file.read_text():
+        assert time.monotonic() < deadline, f"no {text!r} in: {file.read_text()}"
+        time.sleep(0.2)
 
 
 def listening(host: Host) -> set[Listener]:

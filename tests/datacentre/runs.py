@@ -24,7 +24,7 @@ SMALL = (
     "generator.name=transformers",
 )
 """A run of seconds."""
-TWO_HOSTS = ("cluster.nodes=2", "cluster.gpus_per_node=1", "cluster.address=auto", "cluster.wait_s=120")
+TWO_HOSTS = ("cluster.nodes=2", "cluster.gpus_per_node=1", "cluster.address=auto", "cluster.wait_s=20")
 CLEAN_S = 180.0
 """Most seconds until a host that lost its cluster has ended what a run left there: Ray waits a minute for its head."""
 PROGRESS_S = 300.0

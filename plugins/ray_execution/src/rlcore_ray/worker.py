@@ -51,6 +51,7 @@ from rlcore_ray.commands import (
 )
 from rlcore_ray.dispatch import RankPart
 from rlcore_ray.failures import PoolName, RemoteError, Reply, WorkerInfo
+from rlcore_ray.network_variables import set_network_variables
 from rlcore_ray.orphan_processes import mark_children
 from rlcore_ray.step_data_cache import CachedColumn, StepDataCache
 from rlcore_ray.worker_stream import Collected, NumberedRequest, WorkerStream
@@ -147,6 +148,7 @@ class Worker:
             os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(surroundings.gpu_ids)
             os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+        set_network_variables()
         share = max(1, len(cores) // surroundings.ranks_on_node)
         os.environ["OMP_NUM_THREADS"] = surroundings.num_threads or str(share)
         self._plugins = plugins.load(self._rank, observed=self._pool == "trainer")
