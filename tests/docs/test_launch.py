@@ -99,7 +99,7 @@ def test_slurm_script_trains_with_keys_that_exist(tmp_path: Path) -> None:
     values = {
         "recipe": "recipe.toml",
         "SLURM_JOB_NUM_NODES": "4",
-        "SLURM_GPUS_PER_NODE": "8",
+        "devices": "cluster.gpus_per_node=8",
         "name": "x",
         "resume": "--resume",
     }
@@ -188,13 +188,19 @@ def catches(pid: int, number: signal.Signals) -> bool:
 def test_slurm_script_hands_the_job_to_the_driver(slurm_job, tmp_path: Path) -> None:
     start, job = slurm_job
     output, _ = start().communicate(timeout=300)
-    keys = "cluster.nodes=2 cluster.gpus_per_node=8 cluster.address=auto run.device=cuda"
-    assert output == f"rlcore train recipe.toml run.num_steps=2 {keys} --directory runs --name rlcore-{job}\n"
+    keys = "cluster.nodes=2 cluster.address=auto cluster.wait_s=300 cluster.gpus_per_node=8 run.device=cuda run.num_steps=2"
+    assert output == f"rlcore train recipe.toml {keys} --directory runs --name rlcore-{job}\n"
     (tmp_path / "runs" / f"rlcore-{job}").mkdir(parents=True)
     process = start()
     output, _ = process.communicate(timeout=300)
     assert output.endswith(f"--name rlcore-{job} --resume\n")
     assert process.returncode == 0
+
+
+def test_slurm_script_trains_on_cpus_where_a_node_has_no_gpu(slurm_job) -> None:
+    start, _ = slurm_job
+    output, _ = start(SLURM_GPUS_PER_NODE="0").communicate(timeout=300)
+    assert " cluster.gpus_per_node=1 run.device=cpu run.num_steps=2 " in output
 
 
 def test_slurm_script_fails_where_the_run_does(slurm_job) -> None:

@@ -9,7 +9,6 @@ ELSEWHERE = {"self", "cls", "os", "sys"}
 """A test class's own attributes, and the interpreter's."""
 
 REACHES = {
-    "ray_execution/test_commands.py": {"_require_same"},
     "ray_execution/test_worker.py": {"_plugins"},
     "transformers_generation/test_engine_streams.py": {"_cache", "_generation", "_kinds"},
     "vllm_generation/test_backend.py": {"_changed", "_core", "_hand_out", "_num_starts", "_replicas", "_waiting"},
@@ -18,9 +17,9 @@ REACHES = {
     "vllm_generation/test_transfer_gpu.py": {"_child"},
     "vllm_generation/test_transfer_processes.py": {"_child"},
 }
-"""What is still reached into. On Ray, the checks before a worker's first call. In the embedded generator, the cache that it
-keeps from one generation to the next. In vLLM, the process behind a replica, which tests kill, stop and make slow, the engine
-in it, which they make fail, and what waits between its threads. No caller has a use for any of these."""
+"""What is still reached into. On Ray, the plugins of a worker before its first call. In the embedded generator, the cache that
+it keeps from one generation to the next. In vLLM, the process behind a replica, which tests kill, stop and make slow, the
+engine in it, which they make fail, and what waits between its threads. No caller has a use for any of these."""
 
 
 PRIVATE_USE = re.compile(r"""[.'" ]_[a-zA-Z]""")

@@ -42,6 +42,7 @@ RUN = {
     "rlcore eval recipe.toml --checkpoint runs/run/checkpoints/step-000100": README_TEST,
     "rlcore status runs/run": README_TEST,
     "rlcore report runs/run runs/other -o report.html": README_TEST,
+    "sudo .venv/bin/python -m pytest tests/datacentre": WORKFLOW,
     ".venv/bin/python release/set_version.py 0.2.0": "tests/release/test_set_version.py",
 }
 """The script, target or test that runs each command."""

@@ -12,6 +12,7 @@ from attrs import frozen
 from rlcore import __version__
 from rlcore.execution import GeneratorArguments, TrainerArguments
 from rlcore.spi import DraftCounts, TrainerLayout
+from rlcore_ray.failures import WorkerInfo
 
 
 @frozen(kw_only=True)
@@ -30,6 +31,16 @@ class Software:
             except metadata.PackageNotFoundError:
                 continue
         return cls(versions=tuple(found))
+
+
+@frozen(kw_only=True)
+class Arrival:
+    """A rank's first answer."""
+
+    worker: WorkerInfo
+    software: Software
+    clock: float
+    """The time on its node, in seconds since 1970."""
 
 
 @frozen(kw_only=True)

@@ -2,9 +2,9 @@
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -23,10 +23,11 @@ from rlcore.gpu import Device
 from rlcore.spi import Backends, ContractError, PluginError, RankInfo, StorageError, TrainerLayout, WorkerError
 from rlcore.spi.capabilities import TOKEN_STREAMING
 from rlcore_ray.calls import BESIDE, COLLECT, Calls, Rank
-from rlcore_ray.commands import BuildCommand, Built, GeneratorCommand, Software, TrainedModel, WorkerEnv
+from rlcore_ray.commands import Arrival, BuildCommand, Built, GeneratorCommand, TrainedModel, WorkerEnv
 from rlcore_ray.config import RayConfig
 from rlcore_ray.engines import Engines
 from rlcore_ray.failures import PoolName, WorkerInfo
+from rlcore_ray.nodes import grouped, note_clocks, require_same, require_shared
 from rlcore_ray.orphan_processes import end_everywhere
 from rlcore_ray.placement import reserved
 from rlcore_ray.pool_groups import PoolGenerator, PoolRoute, PoolTrainer
@@ -129,9 +130,12 @@ def _set_up(context: ExecutionContext, cluster: RayConfig, pools: Sequence[Calls
 
 def _meet(context: ExecutionContext, cluster: RayConfig, calls: Calls, name: str) -> list[RankInfo]:
     """Have the ranks of a pool load what the driver chose, and know how they find each other."""
-    arrived = calls.all("arrive", limit_s=ARRIVE_S)
-    calls.locate([worker for worker, _ in arrived])
-    _require_same([worker for worker, _ in arrived], [software for _, software in arrived])
+    began = time.time()
+    arrived: list[Arrival] = calls.all("arrive", limit_s=ARRIVE_S)
+    calls.locate([arrival.worker for arrival in arrived])
+    require_same(calls.workers, [arrival.software for arrival in arrived])
+    require_shared(calls, context.arguments.log_directory)
+    note_clocks(arrived, began, time.time(), context.progress)
     surroundings = [_surroundings(rank.worker, calls.workers, cluster, name) for rank in calls.ranks]
     _load_plugins(context.plugins.chosen(), calls, surroundings)
     num_ranks, per_node = len(calls.ranks), _ranks_per_node(cluster, calls.pool)
@@ -222,30 +226,10 @@ def _load_plugins(plugins: ChosenPlugins, calls: Calls, surroundings: Sequence[W
     outcomes = calls.outcomes("prepare", each=[(plugins, each) for each in surroundings], limit_s=ARRIVE_S)
     failed = [(calls.workers[rank].node, outcome) for rank, outcome in outcomes.items() if isinstance(outcome, PluginError)]
     if failed:
-        by_reason = _grouped([(str(error), node) for node, error in failed])
+        by_reason = grouped([(str(error), node) for node, error in failed])
         lines = "".join(f"\n  - node(s) {', '.join(nodes)}: {reason}" for reason, nodes in by_reason.items())
         raise PluginError(f"not every node has the plugins that the driver chose:{lines}")
     calls.values(outcomes)
-
-
-def _require_same(workers: Sequence[WorkerInfo], software: Sequence[Software]) -> None:
-    """PluginError, naming the nodes, unless they all have the driver's versions of what decides on results."""
-    expected = dict(Software.here().versions)
-    wrong = []
-    for worker, found in zip(workers, software, strict=True):
-        here = dict(found.versions)
-        differing = [f"{name} {here.get(name, 'missing')}" for name in expected | here if here.get(name) != expected.get(name)]
-        if differing:
-            wrong.append((", ".join(differing), worker.node))
-    if wrong:
-        lines = "".join(f"\n  - node(s) {', '.join(nodes)}: {what}" for what, nodes in _grouped(wrong).items())
-        has = ", ".join(f"{name} {version}" for name, version in expected.items())
-        raise PluginError(f"not every node has the driver's software ({has}); install the same versions:{lines}")
-
-
-def _grouped(pairs: Sequence[tuple[str, str]]) -> Mapping[str, list[str]]:
-    """The distinct second members by the first."""
-    return {key: sorted({node for _, node in group}) for key, group in groupby(sorted(pairs), key=lambda pair: pair[0])}
 
 
 def _data_parallel(layouts: Sequence[TrainerLayout]) -> list[list[int]]:

@@ -40,6 +40,7 @@ from rlcore.spi.arrays import Float32Array, Int64Array
 from rlcore.spi.execution import RefitCommand
 from rlcore_ray.affinity import bind_near
 from rlcore_ray.commands import (
+    Arrival,
     BuildCommand,
     Built,
     GeneratorCommand,
@@ -50,6 +51,7 @@ from rlcore_ray.commands import (
 )
 from rlcore_ray.dispatch import RankPart
 from rlcore_ray.failures import PoolName, RemoteError, Reply, WorkerInfo
+from rlcore_ray.network_variables import set_network_variables
 from rlcore_ray.orphan_processes import mark_children
 from rlcore_ray.step_data_cache import CachedColumn, StepDataCache
 from rlcore_ray.worker_stream import Collected, NumberedRequest, WorkerStream
@@ -113,7 +115,7 @@ class Worker:
                 positions.append(f"in {name}, at {last.filename}:{last.lineno} in {last.name}")
         return " and ".join(positions) or "idle"
 
-    def arrive(self) -> tuple[WorkerInfo, Software]:
+    def arrive(self) -> Arrival:
         """Turn the process's output to its log, and say where it is."""
         import ray
 
@@ -130,7 +132,11 @@ class Worker:
             gpu_ids=tuple(map(str, context.get_accelerator_ids().get("GPU", ()))),
         )
         print(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {here}", flush=True)
-        return here, Software.here()
+        return Arrival(worker=here, software=Software.here(), clock=time.time())
+
+    def sees(self, file: Path) -> bool:
+        """Return whether a file of the driver's is there."""
+        return file.is_file()
 
     def prepare(self, plugins: ChosenPlugins, surroundings: WorkerEnv) -> None:
         """Load the plugins that the driver chose, and set the process up for them; nothing heavy is imported before."""
@@ -142,6 +148,7 @@ class Worker:
             os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(surroundings.gpu_ids)
             os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+        set_network_variables()
         share = max(1, len(cores) // surroundings.ranks_on_node)
         os.environ["OMP_NUM_THREADS"] = surroundings.num_threads or str(share)
         self._plugins = plugins.load(self._rank, observed=self._pool == "trainer")

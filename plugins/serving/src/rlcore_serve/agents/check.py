@@ -12,6 +12,7 @@ from rlcore.schema.describe import toml_literal
 from rlcore.spi import Problem
 from rlcore.spi.provider import group_of
 from rlcore_rollout.check import prompt_problems
+from rlcore_serve.sessions.host import host_problems
 
 READ = frozenset(
     {
@@ -43,13 +44,14 @@ _REASONS = {
 
 
 def check(plan: RunPlan) -> Iterator[Problem]:
-    """Yield the keys that do nothing where agents run the episodes; a server of sessions that is missing."""
+    """Yield the keys that do nothing where agents run the episodes; a server of sessions that is missing or cannot listen."""
     yield from prompt_problems(plan)
     rollout, name = plan.recipe.rollout, plan.chosen["environment"].name
     agents = f"with environment {name!r}, whose agents run the episodes"
     if only_function("session_server") is None:
         found, expected = f"{name!r}, without a server of its agents' sessions", f"one in {group_of('session_server')}"
         yield Problem(path="environment", found=found, expected=expected, remedy=remedy_for("session_server"))
+    yield from host_problems()
     for key, default in ((one.name, one.default) for one in attrs.fields(RolloutConfig) if one.name not in READ):
         if (value := getattr(rollout, key)) != default:
             expected = "no such key" if default is None else f"{toml_literal(default)}, the default"

@@ -1,10 +1,11 @@
-"""The session server of a run: OpenAI's API on this machine, with a session for each episode."""
+"""The session server of a run: OpenAI's API with a session for each episode."""
 
 from contextlib import ExitStack
 
 from attrs import frozen
 
 from rlcore.spi import SessionEndpoint
+from rlcore_serve.sessions.host import session_host
 from rlcore_serve.sessions.interface import Segment, SessionContext
 from rlcore_serve.sessions.served_model import ServedModel
 from rlcore_serve.sessions.server import serving
@@ -65,7 +66,7 @@ class EpisodeServer:
 
     def open(self) -> None:
         """Listen on a free port of this machine."""
-        self._address = self._serving.enter_context(serving(self._model, self._sessions))
+        self._address = self._serving.enter_context(serving(self._model, self._sessions, host=session_host()))
 
     def begin(self, seed: tuple[int, ...]) -> EpisodeSession:
         """Return a session whose clients choose neither the distribution nor longer answers than the recipe lets pass."""
