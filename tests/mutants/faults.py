@@ -432,7 +432,7 @@ FAULTS = (
     ),
     Fault(
         "a refit may come before the generator has begun a stream",
-        "rlcore_rollout.episode_run",
+        "rlcore_rollout.background_stream",
         "self._requests.first_take.wait()",
         "pass",
         "tests/rollout/test_background_stream.py::test_it_has_begun_once_the_generator_is_at_it",
@@ -1466,8 +1466,8 @@ FAULTS = (
     Fault(
         "a rank of the reference dies unnoticed",
         "rlcore_ray.pool",
-        "generator = PoolGenerator(calls=calls, capabilities=able, engines=engines, beside=others)",
-        "generator = PoolGenerator(calls=calls, capabilities=able, engines=engines)",
+        "generator = PoolGenerator(calls=calls, capabilities=able, engines=engines, beside=others, places=places)",
+        "generator = PoolGenerator(calls=calls, capabilities=able, engines=engines, places=places)",
         "tests/ray_execution/test_pool_failures.py::test_a_rank_of_the_reference_that_dies_ends_the_stream",
     ),
     Fault(

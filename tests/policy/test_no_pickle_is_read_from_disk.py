@@ -8,6 +8,8 @@ import pytest
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "jsonpickle"}
 BETWEEN_PROCESSES = {
     "core/src/rlcore/run/execution/context.py": "options, from the driver to its workers",
+    "plugins/ray_execution/src/rlcore_ray/collector_actor.py": "what builds a collector, from the driver",
+    "plugins/rollout/src/rlcore_rollout/collector_messages.py": "errors, from a collector to the driver",
     "plugins/ray_execution/src/rlcore_ray/failures.py": "errors, from a worker to its driver",
     "plugins/ray_execution/src/rlcore_ray/worker.py": "the tokenizer, from the driver",
     "plugins/workers/src/rlcore_workers/process.py": "requests and answers, by a pipe",

@@ -267,7 +267,7 @@ def in_segments(number: int) -> Episode:
 def test_each_segment_has_its_images_its_experts_and_its_kept_tokens(sampler) -> None:
     made = sampler(samples_per_prompt=2, max_turns=2, sampling_mask=True)
     group = EpisodeGroup(number=0, episodes=[in_segments(0), in_segments(1)])
-    collected = made.packed([group])
+    collected = made.packed([group]).rollouts
     batch = collected.batch
     assert sequences(collected, batch.tokens) == [[1, 2, 7, 8], [1, 3, 9]] * 2
     assert sequences(collected, batch.loss_mask) == [[False, False, True, True], [False, False, True]] * 2

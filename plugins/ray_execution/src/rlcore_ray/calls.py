@@ -61,6 +61,8 @@ class Calls:
     _silent: SilentRanks = field(init=False)
     _left_behind: list[PendingCall] = field(factory=list)
     """Calls whose answers nobody waits for, after another rank's failure."""
+    _attached: list[Any] = field(factory=list)
+    """Actors that end with the ranks."""
     _at_rest: dict[str, str] = field(factory=dict)
     """The display of a pool between calls, where it is not idle."""
 
@@ -183,17 +185,29 @@ class Calls:
     def close(self) -> None:
         """Let every rank free what it holds, as far as it does so in time."""
         if self.is_usable:
+            self._close_attached()
             with contextlib.suppress(WorkerError):
                 self.all("close", limit_s=CLOSE_S)
+
+    def _close_attached(self) -> None:
+        import ray
+
+        asked = [actor.close.remote() for actor in self._attached]
+        if asked:
+            ray.wait(asked, num_returns=len(asked), timeout=CLOSE_S)
 
     def kill(self) -> None:
         """Kill every worker."""
         import ray
 
         self.lost = self.lost or "they were ended"
-        for rank in self.ranks:
+        for actor in (*self._attached, *(rank.actor for rank in self.ranks)):
             with contextlib.suppress(Exception):
-                ray.kill(rank.actor)
+                ray.kill(actor)
+
+    def attach(self, actor: Any) -> None:
+        """Close and kill an actor with the ranks; it has a method `close`."""
+        self._attached.append(actor)
 
     def query(self, ranks: Sequence[int], name: str, otherwise: Any) -> list[Any]:
         """Ask busy ranks beside their work, and return their answers; `otherwise` stands for those that do not answer."""

@@ -35,6 +35,8 @@ class Engines:
     """The times of each host's engine's failures, by time.monotonic."""
     _num_restarts: int = field(default=0, init=False)
     _stream: Rejoins | None = field(default=None, init=False)
+    _followers: list[Rejoins] = field(factory=list, init=False)
+    """Those in other processes that stream by some of the engines."""
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
 
     @property
@@ -127,8 +129,12 @@ class Engines:
             self._num_restarts += len(back)
             stream = self._stream
         for rank in back:
-            if stream is not None:
-                stream.rejoin(rank, weight_version)
+            for one in (*([] if stream is None else [stream]), *self._followers):
+                one.rejoin(rank, weight_version)
+
+    def follow(self, rejoins: Rejoins) -> None:
+        """Tell another process which engines hold weights again."""
+        self._followers.append(rejoins)
 
     @contextmanager
     def streaming(self, stream: Rejoins) -> Iterator[None]:

@@ -23,6 +23,7 @@ from rlcore.gpu import Device
 from rlcore.spi import Backends, ContractError, PluginError, RankInfo, StorageError, TrainerLayout, WorkerError
 from rlcore.spi.capabilities import TOKEN_STREAMING
 from rlcore_ray.calls import BESIDE, COLLECT, Calls, Rank
+from rlcore_ray.collector_hosts import CollectorPlaces
 from rlcore_ray.commands import Arrival, BuildCommand, Built, GeneratorCommand, TrainedModel, WorkerEnv
 from rlcore_ray.config import RayConfig
 from rlcore_ray.engines import Engines
@@ -52,7 +53,7 @@ def open_pool(context: ExecutionContext, cluster: RayConfig) -> Iterator[Backend
         ]
         name = uuid4().hex
         try:
-            yield _set_up(context, cluster, pools, logs, name)
+            yield _set_up(context, cluster, pools, logs, name, group)
             _close(pools)
         except StorageError:
             _close(pools)  # ranks are well, and engines among them have files of their own to remove
@@ -105,7 +106,9 @@ def _ranks_per_node(cluster: RayConfig, pool: PoolName) -> int:
     return cluster.ranks_per_node if pool == "trainer" else cluster.reference_gpus_per_node
 
 
-def _set_up(context: ExecutionContext, cluster: RayConfig, pools: Sequence[Calls], logs: Path, name: str) -> Backends:
+def _set_up(
+    context: ExecutionContext, cluster: RayConfig, pools: Sequence[Calls], logs: Path, name: str, group: Any
+) -> Backends:
     """Build the backends in bare processes."""
     import ray
 
@@ -120,7 +123,10 @@ def _set_up(context: ExecutionContext, cluster: RayConfig, pools: Sequence[Calls
             for rank in _hosts(arguments, cluster)
         }
         calls.apart("build_generator", hosted, limit_s=cluster.start_timeout_s)
-    backends = _backends(arguments, cluster, calls, layouts, others)
+    hosts = _hosts(arguments, cluster)
+    surroundings = [_surroundings(rank.worker, calls.workers, cluster, name) for rank in calls.ranks]
+    places = CollectorPlaces.of(calls, hosts, group, logs, surroundings) if hosts else None
+    backends = _backends(arguments, calls, layouts, others, Engines(calls, hosts), places)
     for pool, infos in of_reference:
         assert arguments.reference is not None
         of_each = _build(pool, [_build_order(arguments.reference, None, rank_info) for rank_info in infos])
@@ -155,19 +161,19 @@ def _build(calls: Calls, orders: Sequence[BuildCommand]) -> list[TrainerLayout]:
 
 def _backends(
     arguments: BackendArguments,
-    cluster: RayConfig,
     calls: Calls,
     layouts: Sequence[TrainerLayout],
     others: Sequence[Calls],
+    engines: Engines,
+    places: CollectorPlaces | None,
 ) -> Backends:
     trainer, critic = _trainer(arguments, arguments.trainer, calls, layouts, "policy"), None
     if arguments.critic is not None:
         critic = _trainer(arguments, arguments.critic, calls, layouts, "critic")
     if arguments.generator is None:
         return Backends(trainer=trainer, generator=None, route=None)
-    engines = Engines(calls, _hosts(arguments, cluster))
     able = arguments.generator.capabilities - {TOKEN_STREAMING}  # readers are in this process, the generators in others
-    generator = PoolGenerator(calls=calls, capabilities=able, engines=engines, beside=others)
+    generator = PoolGenerator(calls=calls, capabilities=able, engines=engines, beside=others, places=places)
     return Backends(trainer=trainer, generator=generator, route=PoolRoute(calls=calls, engines=engines), critic=critic)
 
 

@@ -12,6 +12,7 @@ from rlcore.execution import WIDTH, GradientsRequest, GradientsResult, Minibatch
 from rlcore.spi.arrays import Float32Array, Int64Array, offsets_of
 from rlcore.spi.execution import LogprobsColumn, Minibatch, RefitCommand, Refitted, ResponseFeed
 from rlcore_ray.calls import Calls
+from rlcore_ray.collector_hosts import CollectorPlaces, HostedCollector, start_collectors
 from rlcore_ray.commands import RefittedRank, TrainedModel
 from rlcore_ray.dispatch import Dispatch
 from rlcore_ray.engines import Engines
@@ -198,6 +199,20 @@ class PoolGenerator(_PoolGroup):
     engines: Engines
     beside: Sequence[Calls] = ()
     """Other pools, whose ranks a stream watches over too."""
+    watches_others: bool = True
+    """False where a stream watches over the ranks of its own engines alone."""
+    places: CollectorPlaces | None = None
+    """Where processes collect; None in one of these."""
+
+    @property
+    def num_collectors(self) -> int:
+        """Return the number of processes that collect; 1 where the driver does."""
+        return 1 if self.places is None else len(self.places.parts)
+
+    def start_collectors(self, make: object) -> Sequence[HostedCollector]:
+        """Start these processes; `make` builds a collector for a PoolGenerator."""
+        assert self.places is not None, "num_collectors says so"
+        return start_collectors(self.places, self.engines, self.beside, self.capabilities, make)
 
     @property
     def hosts(self) -> Sequence[int]:
@@ -215,7 +230,7 @@ class PoolGenerator(_PoolGroup):
 
     def stream(self, feed: ResponseFeed, weight_version: int) -> None:
         """Generate what a feed brings until it ends, each prompt on the host with the least work under way."""
-        PoolStream(self.engines, feed, self.beside).run(weight_version)
+        PoolStream(self.engines, feed, self.beside, watches_others=self.watches_others).run(weight_version)
 
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         """Move what every generator holds. Engines that are out take note of it, and nobody waits for them."""

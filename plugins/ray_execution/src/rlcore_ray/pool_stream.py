@@ -27,9 +27,13 @@ class PoolStream:
     """Sends requests of a feed to the hosts, and moves those of a failed engine to the others. A thread for each host collects
     its samples; one more watches the ranks without a part in the stream, of this pool and of those `beside` it."""
 
-    def __init__(self, engines: Engines, feed: ResponseFeed, beside: Sequence[Calls] = ()) -> None:
+    def __init__(
+        self, engines: Engines, feed: ResponseFeed, beside: Sequence[Calls] = (), *, watches_others: bool = True
+    ) -> None:
+        """`watches_others` is False where another stream of the pool watches over the ranks without a part in any."""
         self._calls = engines.calls
         self._beside = beside
+        self._watches_others = watches_others
         self._engines = engines
         self._hosts = engines.hosts
         self._feed = feed
@@ -48,7 +52,8 @@ class PoolStream:
             try:
                 with self._engines.streaming(self):
                     self._begin(living, weight_version)
-                    self._start("standby", self._watch_others)
+                    if self._watches_others:
+                        self._start("standby", self._watch_others)
                     self._deal()
             except WorkerError as error:
                 self._fail(error)

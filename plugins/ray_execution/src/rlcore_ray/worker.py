@@ -53,6 +53,7 @@ from rlcore_ray.dispatch import RankPart
 from rlcore_ray.failures import PoolName, RemoteError, Reply, WorkerInfo
 from rlcore_ray.network_variables import set_network_variables
 from rlcore_ray.orphan_processes import mark_children
+from rlcore_ray.output import redirect_output
 from rlcore_ray.step_data_cache import CachedColumn, StepDataCache
 from rlcore_ray.worker_stream import Collected, NumberedRequest, WorkerStream
 
@@ -119,7 +120,7 @@ class Worker:
         """Turn the process's output to its log, and say where it is."""
         import ray
 
-        _redirect_output(self._log_file)
+        redirect_output(self._log_file)
         context = ray.get_runtime_context()
         address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         here = WorkerInfo(
@@ -380,17 +381,3 @@ def _require_same_layout(policy: spi.TrainerLayout, critic: spi.TrainerLayout) -
         raise spi.ContractError(
             f"layout: found {critic} of the critic; expected the policy's, {policy}: both get the same data"
         )
-
-
-def _redirect_output(log_file: Path) -> None:
-    """Append what this process and its children print to a file."""
-    log_file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
-    # Python's streams may be Ray's own, which write elsewhere.
-    sys.stdout = os.fdopen(os.dup(1), "w", buffering=1, errors="replace")
-    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, errors="replace")

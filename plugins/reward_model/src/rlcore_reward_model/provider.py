@@ -16,7 +16,7 @@ ENVIRONMENT = Provider(
     spi=(2, 0),
     config=RewardModelConfig,
     backend="rlcore_reward_model.environment:RewardModelEnvironment",
-    capabilities={capabilities.CHEAP_RESET},
+    capabilities={capabilities.CHEAP_RESET, "rollout:one_process"},  # the model is there once
     check="rlcore_reward_model.check:check",
     plan="rlcore_reward_model.plan:plan",
 )

@@ -5,12 +5,15 @@ from collections.abc import Iterator
 from rlcore.config.data import LEVEL_WINDOW
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.schema.describe import toml_literal
-from rlcore.spi import PluginError, Problem
+from rlcore.spi import Note, PluginError, Problem
+from rlcore_rollout.collector_places import collector_notes
 from rlcore_rollout.prompt_weights import prompt_weights
 
 
-def check(plan: RunPlan) -> Iterator[Problem]:
-    """Yield the keys that contradict each other or do nothing, where episodes of turns are trained on."""
+def check(plan: RunPlan) -> Iterator[Problem | Note]:
+    """Yield the keys that contradict each other or do nothing, where episodes of turns are trained on; a note where the driver
+    collects for several nodes."""
+    yield from collector_notes(plan)
     if plan.algorithm.needs.source == "rollouts":
         yield from prompt_problems(plan)
         yield from _reuse_problems(plan)

@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 
 from rlcore.config.data import LEVEL_WINDOW, DataConfig, Split
-from rlcore.config.recipe import RolloutConfig
-from rlcore.registry.provider_calls import engine_tool_parser, max_concurrent
+from rlcore.registry.provider_calls import engine_tool_parser
+from rlcore.registry.selection import ChosenPlugin
 from rlcore.run.data.text import renderer
 from rlcore.run.plan.algorithm_rules import replays_sampling_mask
 from rlcore.run.plan.collector import Collector, CollectorContext, LoopContext, PromptRows
@@ -19,6 +19,8 @@ from rlcore.run.train_step.scorers import OnTokens
 from rlcore.spi import DataError, Observation, Row, Tokenizer, ToolParser
 from rlcore.spi.arrays import Int64Array
 from rlcore.spi.execution import GeneratorGroup
+from rlcore_rollout.collector_places import most_calls, why_here
+from rlcore_rollout.collector_process import CollectorParts, EnvironmentParts
 from rlcore_rollout.curriculum import Curriculum
 from rlcore_rollout.environment_results import Failure
 from rlcore_rollout.environment_runner import EpisodeRunner
@@ -27,6 +29,7 @@ from rlcore_rollout.from_recipe import episode_options, policy_of, step_options
 from rlcore_rollout.levels import NO_LEVEL, Levels, levels_of
 from rlcore_rollout.prompt_groups import no_parser
 from rlcore_rollout.prompt_weights import prompt_weights
+from rlcore_rollout.remote_collectors import CollectorProcesses
 from rlcore_rollout.rollout_files import LedgerFiles, RolloutFiles, RolloutWriter
 from rlcore_rollout.sampler import EpisodeSampler, Replay, StepSampler
 from rlcore_rollout.sources import RolloutSource
@@ -37,6 +40,8 @@ class EpisodeCollector(Collector):
 
     replay: Replay | None = None
     """The run that it repeats; None where it repeats none."""
+    _processes: tuple[GeneratorGroup, CollectorProcesses] | None = None
+    """A generator, and the processes that collect beside its engines."""
 
     def __init__(self, context: CollectorContext) -> None:
         self.plan = context.plan
@@ -121,8 +126,43 @@ class EpisodeCollector(Collector):
         return self._evaluator(held_out, generator, clock, progress).evaluate
 
     def close(self) -> None:
-        """End the environment's event loop."""
+        """End the environment's event loop, and other processes that collect."""
+        self._end_processes()
         self.episodes.close()
+
+    def processes(self, generator: GeneratorGroup) -> CollectorProcesses | None:
+        """Return the processes that collect beside a generator's engines; None where this one does."""
+        if self._processes is not None and self._processes[0] is generator:
+            return self._processes[1]
+        self._end_processes()  # those of engines that were started anew
+        group: Any = generator
+        if getattr(group, "num_collectors", 1) < 2 or why_here(self.plan, group.num_collectors) is not None:
+            return None
+        made = CollectorProcesses(group.start_collectors(self._collector_parts()))
+        self._processes = generator, made
+        return made
+
+    def _end_processes(self) -> None:
+        if self._processes is not None:
+            self._processes[1].close()
+            self._processes = None
+
+    def _collector_parts(self) -> CollectorParts:
+        recipe, rollout, entries = self.plan.recipe, self.plan.recipe.rollout, self.plan.environments
+        return CollectorParts(
+            environment=EnvironmentParts(
+                plugins=[(ChosenPlugin.of(entry), plugin_config(recipe, entry)) for entry in entries],
+                of_set=recipe.data.environment_of_set,
+                seed=recipe.run.seed,
+            ),
+            timeout_s=rollout.environment_timeout_s,
+            on_error=rollout.on_environment_error,
+            owner=self.episodes.owner,
+            max_concurrent=most_calls(self.plan),
+            vocab_size=self.episodes.vocab_size,
+            tokenizer=self.tokenizer,
+            tool_parser=self.tool_parser,
+        )
 
     def step_sampler(self, split: Split, on_tokens: OnTokens | None = None, **parts: Any) -> StepSampler[Any]:
         """Return the sampler of a split's prompts; `parts` are fields of StepSampler that no recipe sets."""
@@ -131,7 +171,8 @@ class EpisodeCollector(Collector):
 
     def build(self, split: Split, on_tokens: OnTokens | None, **parts: Any) -> StepSampler[Any]:
         """Build what collects the prompts of a split; `parts` are all fields of StepSampler."""
-        return EpisodeSampler(on_tokens=on_tokens, **episode_options(self.plan.recipe, split), **parts)
+        processes = self.processes(parts["generator"])
+        return EpisodeSampler(on_tokens=on_tokens, processes=processes, **episode_options(self.plan.recipe, split), **parts)
 
     def _evaluator(
         self, held_out: PromptRows, generator: GeneratorGroup, clock: PhaseClock, progress: Progress
@@ -150,23 +191,15 @@ class EpisodeCollector(Collector):
 def _runner(plan: RunPlan, vocab_size: int | None) -> EpisodeRunner:
     """Return the runner that calls the plan's environment."""
     recipe, entries = plan.recipe, plan.environments
-    most = [number for entry in entries if (number := max_concurrent(entry, plugin_config(recipe, entry))) is not None]
     assert plan.environment is not None, "as CollectorContext says"
     return EpisodeRunner(
         plan.environment,
         recipe.rollout.environment_timeout_s,
         recipe.rollout.on_environment_error,
         ", ".join(entry.label for entry in entries),
-        _concurrency(recipe.rollout, min(most, default=None)),
+        most_calls(plan),
         vocab_size,
     )
-
-
-def _concurrency(rollout: RolloutConfig, most: int | None) -> int | None:
-    """Calls at once: as the recipe says, as far as the environment can work on so many."""
-    if most is None or rollout.environment_concurrency is None:
-        return rollout.environment_concurrency or most
-    return min(most, rollout.environment_concurrency)
 
 
 def _tool_parser(plan: RunPlan, tokenizer: Tokenizer) -> ToolParser | None:

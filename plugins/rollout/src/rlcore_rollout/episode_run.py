@@ -43,7 +43,7 @@ class EpisodeRun:
         self._group_size = group_size
         self._starts = GroupStarts(plans, limit, collectors, together=schedule.policy.starts_together)
         self._results: dict[int, GroupResult] = {}
-        """Those of the open groups that have ended."""
+        """The results of the open groups that have ended."""
         self.replaced: dict[int, GroupRewards] = {}
         """The rewards of groups that were replaced, by number; no rewards of those that say nothing of their rows."""
         self._left_out: list[LeftOut] = []
@@ -75,20 +75,20 @@ class EpisodeRun:
 
     def packed(self) -> CollectedRollouts:
         """Return the samples of the batch that was taken, groups adjacent and ascending."""
-        return self.collectors.between(lambda: self.collectors.packed(sorted(self.schedule.training)))
+        return self.between(lambda: self.collectors.packed([one.number for one in self._taken() if not one.is_left_out]))
 
     def records(self) -> list[GroupRecord] | None:
         """Return the traces of these groups; None where no replay could repeat them."""
-        return self.collectors.between(lambda: self.collectors.records(sorted(self.schedule.training)))
+        return self.between(lambda: self.collectors.records(sorted(self.schedule.training)))
 
     def results(self) -> list[GroupResult]:
         """Return the results of these groups."""
-        return self.between(lambda: [self._results[number] for number in sorted(self.schedule.training)])
+        return self.between(self._taken)
 
     def take_left_out(self) -> list[LeftOut]:
-        """Return the episodes that no step trains on, since the last time."""
+        """Return the episodes that no step trains on, since the last time, in the order of their rows."""
         left_out, self._left_out = self._left_out, []
-        return left_out
+        return sorted(left_out, key=lambda one: -1 if one.row is None else one.row)
 
     def row(self, result: GroupResult) -> Row | None:
         """The row that a group has read; None where it is left out."""
@@ -126,6 +126,9 @@ class EpisodeRun:
     def restore(self, saved: Mapping[int, bytes]) -> int:
         """Go on with the groups of a checkpoint; the schedule is where it was then. Those that are not in it, or that this run
         would have begun otherwise, begin again; returns how many the latter are."""
+        return self.between(lambda: self._restore(saved))
+
+    def _restore(self, saved: Mapping[int, bytes]) -> int:
         schedule, open_groups = self.schedule, self.schedule.open_groups
         known = {number: saved[number] for number in open_groups if number in saved}
         found = self.collectors.resume(known, schedule.running)
@@ -182,6 +185,9 @@ class EpisodeRun:
             raise ContractError(
                 f"no group runs, and {self.schedule.num_complete} complete ones make no batch; this is a defect of rlcore"
             )
+
+    def _taken(self) -> list[GroupResult]:
+        return [self._results[number] for number in sorted(self.schedule.training)]
 
     def _admit(self) -> None:
         """Begin the groups that may."""

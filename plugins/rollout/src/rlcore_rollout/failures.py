@@ -6,7 +6,7 @@ kind, outcome and reason; one without a reason counts those that ended by the po
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -19,7 +19,7 @@ from rlcore.run.data.text import row_name
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.secrets import masked
 from rlcore.spi import EpisodeFailure, FailureKind, Row, TokenBatch
-from rlcore.spi.arrays import Float32Array
+from rlcore.spi.arrays import BoolArray, Float32Array
 from rlcore_rollout.environment_results import first_line
 from rlcore_rollout.rollout_table import advantages_of
 
@@ -127,21 +127,37 @@ def _of_samples(sampled: CollectedRollouts, trained: TokenBatch | None, rows: Se
     weights = None if advantages is None or trained is None else np.add.reduceat(_moved(advantages, trained), first)
     generated = np.add.reduceat(sampled.num_generated, first)
     rewards, groups = sampled.rewards[first].astype(np.float64), sampled.group_ids[first].tolist()
-    alike: dict[tuple[EpisodeFailure | None, bool], list[int]] = defaultdict(list)
-    failures = sampled.failures or [None] * len(first)
-    for number, (is_valid, failure) in enumerate(zip(sampled.valid[first].tolist(), failures, strict=True)):
-        alike[failure, is_valid].append(number)
-    for (failure, is_valid), numbers in alike.items():
+    for (failure, is_valid), numbers in _alike(sampled.failures or [None] * len(first), sampled.valid[first]).items():
+        of_groups = Counter(map(groups.__getitem__, numbers)) if failure and rows else {}
         yield _entry(
             failure,
             "evaluated" if trained is None else "trained" if is_valid else "masked",
-            Counter(rows[groups[number]] for number in numbers) if failure and rows else {},
+            _summed((rows[group], number) for group, number in of_groups.items()),
             episodes=len(numbers),
             reward=float(rewards[numbers].sum()),
             generated=int(generated[numbers].sum()),
             loss_tokens=int(loss_tokens[numbers].sum()),
             weight=None if weights is None else float(weights[numbers].sum()),
         )
+
+
+def _summed(counts: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Return the sum of each name's counts."""
+    sums: dict[str, int] = defaultdict(int)
+    for name, number in counts:
+        sums[name] += number
+    return sums
+
+
+def _alike(failures: Sequence[EpisodeFailure | None], valid: BoolArray) -> dict[tuple[EpisodeFailure | None, bool], list[int]]:
+    """Return the episodes that ended alike, ascending. Most failures are the same few objects, whose hashes take long."""
+    same: dict[tuple[int, bool], list[int]] = defaultdict(list)
+    for number, key in enumerate(zip(map(id, failures), valid.tolist(), strict=True)):
+        same[key].append(number)
+    alike: dict[tuple[EpisodeFailure | None, bool], list[int]] = defaultdict(list)
+    for (_, is_valid), numbers in same.items():
+        alike[failures[numbers[0]], is_valid] += numbers
+    return {ending: sorted(numbers) for ending, numbers in alike.items()}
 
 
 def _moved(advantages: Float32Array, trained: TokenBatch) -> NDArray[np.float64]:

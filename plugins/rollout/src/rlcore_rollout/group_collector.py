@@ -16,6 +16,7 @@ from rlcore_rollout.environment_runner import EpisodeRunner
 from rlcore_rollout.failures import LeftOut, Outcome
 from rlcore_rollout.group_work import GroupResult, GroupT, GroupWork
 from rlcore_rollout.loop_work import LoopWork
+from rlcore_rollout.packed_groups import PackedGroups, joined
 from rlcore_rollout.serialization import dumps, load_saved
 from rlcore_rollout.trace_records import GroupRecord
 
@@ -35,7 +36,7 @@ class GroupCollector(Collectors, Generic[GroupT]):
         *,
         work: GroupWork[GroupT],
         runner: EpisodeRunner,
-        pack: Callable[[Sequence[GroupT]], CollectedRollouts],
+        pack: Callable[[Sequence[GroupT]], PackedGroups],
         capacity: int,
         starts_together: bool = False,
         overlaps: bool = False,
@@ -47,7 +48,7 @@ class GroupCollector(Collectors, Generic[GroupT]):
         self.groups: dict[int, GroupT] = {}
         """The open groups."""
         self._running: set[int] = set()
-        """Those of them that have not ended."""
+        """The open groups that have not ended."""
         self._runner = runner
         self._pack = pack
         self._num_tasks = min(runner.max_concurrent, capacity * work.group_size)
@@ -73,7 +74,7 @@ class GroupCollector(Collectors, Generic[GroupT]):
     ) -> None:
         """See Collectors."""
         if self._background is not None:
-            self._wait(self._background, generator, weight_version, is_complete, may_go_on)
+            self._wait(generator, weight_version, is_complete, may_go_on)
         elif not self._loop.call(is_complete):
             self._stream(generator, weight_version, may_go_on)
 
@@ -166,25 +167,41 @@ class GroupCollector(Collectors, Generic[GroupT]):
             self.work.count.generating(False)
 
     def _wait(
-        self,
-        background: BackgroundStream,
-        generator: GeneratorGroup,
-        weight_version: int,
-        is_complete: Callable[[], bool],
-        may_go_on: MayGoOn,
+        self, generator: GeneratorGroup, weight_version: int, is_complete: Callable[[], bool], may_go_on: MayGoOn
     ) -> None:
         """Generate in the background; wait until the batch is there."""
-        if not background.has_begun:
-            self._begin_stream(weight_version, lambda: True)
-            background.begin(generator, weight_version)
-        self._drive()
+        self.begin_stream(generator, weight_version)
         while may_go_on() and not self._loop.call(is_complete):
-            if background.has_failed or self.work.requests.has_ended:
+            if self.has_stopped:
                 self.pause()
                 self._loop.raise_failure()
                 return
             self._wake_up.wait(POLL_S)
             self._wake_up.clear()
+
+    def begin_stream(self, generator: GeneratorGroup, weight_version: int) -> None:
+        """Begin a stream in the background, unless one has begun."""
+        assert self._background is not None, "it overlaps"
+        if not self._background.has_begun:
+            self._begin_stream(weight_version, lambda: True)
+            self._background.begin(generator, weight_version)
+        self._drive()
+
+    def watch(self) -> None:
+        """Raise what has ended the work, or the stream in the background."""
+        self._loop.poll(0.0)
+        if self.has_stopped:
+            self.pause()
+        self._loop.raise_failure()
+
+    @property
+    def has_stopped(self) -> bool:
+        """Return whether the stream in the background has ended by itself, or by an error that `pause` finds."""
+        return self.is_generating and (self._background_failed or self.work.requests.has_ended)
+
+    @property
+    def _background_failed(self) -> bool:
+        return self._background is not None and self._background.has_failed
 
     def _begin_stream(self, weight_version: int, may_go_on: MayGoOn) -> None:
         self._drive()
@@ -238,6 +255,10 @@ class GroupCollector(Collectors, Generic[GroupT]):
 
     def packed(self, numbers: Sequence[int]) -> CollectedRollouts:
         """See Collectors."""
+        return joined([self.part(numbers)], [numbers])
+
+    def part(self, numbers: Sequence[int]) -> PackedGroups:
+        """Return the columns of groups that have ended."""
         return self._pack([self.groups[number] for number in numbers])
 
     def records(self, numbers: Sequence[int]) -> list[GroupRecord] | None:

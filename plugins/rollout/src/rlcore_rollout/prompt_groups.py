@@ -60,7 +60,7 @@ class PromptGroups(GroupWork[EpisodeGroup]):
         self._beginning: dict[int, EpisodeGroup] = {}
         """Groups whose prompts are not known yet, by number."""
         self._too_long: set[int] = set()
-        """Those of them that wait for another row."""
+        """Groups among them that wait for another row."""
         self._waiting: dict[int, EpisodeGroup] = {}
         """Groups that wait for `go_on`, by number."""
         self._resets: list[tuple[EpisodeGroup, Row, ResetResult]] = []

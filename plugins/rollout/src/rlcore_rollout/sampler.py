@@ -8,7 +8,8 @@ from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeAlias
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve, fields, frozen
+from numpy.typing import NDArray
 
 from rlcore import spi
 from rlcore.run.data.mixes import DATA_SET
@@ -18,8 +19,10 @@ from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.train_step.scorers import OnTokens
 from rlcore.spi import Tokenizer, ToolParser
-from rlcore.spi.arrays import AnyArray, Int64Array, UInt8Array, offsets_of
+from rlcore.spi.arrays import AnyArray, Int32Array, Int64Array, UInt8Array, offsets_of
 from rlcore.spi.execution import GeneratorGroup
+from rlcore_rollout.collector_messages import RunOptions
+from rlcore_rollout.collectors import Collectors
 from rlcore_rollout.environment_results import MaskedFailures
 from rlcore_rollout.environment_runner import EpisodeRunner
 from rlcore_rollout.episode import NOT_GENERATED, EndedSegment, Episode
@@ -28,7 +31,9 @@ from rlcore_rollout.episode_run import EpisodeRun
 from rlcore_rollout.gc_tuning import only_young_collections
 from rlcore_rollout.group_collector import GroupCollector
 from rlcore_rollout.group_work import GroupResult, GroupRewards, GroupT, GroupWork
+from rlcore_rollout.packed_groups import PackedGroups
 from rlcore_rollout.prompt_groups import GroupOptions, PromptGroups
+from rlcore_rollout.remote_collectors import CollectorProcesses, RemoteParts
 from rlcore_rollout.schedule import Position, Schedule, SchedulePolicy
 from rlcore_rollout.step_plans import Draws, PromptLimit, StepPlan, StepPlans
 from rlcore_rollout.trace_records import StepRecord
@@ -89,8 +94,8 @@ class StepSampler(ABC, Generic[GroupT]):
         """Return the work of a schedule's groups."""
 
     @abstractmethod
-    def packed(self, groups: Sequence[GroupT]) -> CollectedRollouts:
-        """The samples of groups that have ended, groups adjacent."""
+    def packed(self, groups: Sequence[GroupT]) -> PackedGroups:
+        """Pack the samples of groups that have ended and are not left out."""
 
     def collect(
         self, rows: Sequence[spi.Row], weight_version: int, seed: Sequence[int], spare: Iterable[spi.Row] = ()
@@ -116,21 +121,24 @@ class StepSampler(ABC, Generic[GroupT]):
             max_fraction=self.max_failed_fraction,
         )
         plans = StepPlans(plan_of, policy.groups_per_step, group_size)
-        collector = GroupCollector(
-            work=self.work_of(schedule, plans, failures),
-            runner=self.episodes,
-            pack=self.packed,
-            capacity=policy.capacity,
-            starts_together=policy.starts_together,
-            overlaps=overlaps,
-        )
         return EpisodeRun(
             schedule=schedule,
             plans=plans,
             failures=failures,
-            collectors=collector,
+            collectors=self.collectors(schedule, plans, failures, overlaps=overlaps),
             limit=self.limit,
             group_size=group_size,
+        )
+
+    def collectors(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures, *, overlaps: bool) -> Collectors:
+        """Return what collects a schedule's groups: this process."""
+        return GroupCollector(
+            work=self.work_of(schedule, plans, failures),
+            runner=self.episodes,
+            pack=self.packed,
+            capacity=schedule.policy.capacity,
+            starts_together=schedule.policy.starts_together,
+            overlaps=overlaps,
         )
 
     def collect_step(
@@ -187,6 +195,8 @@ _COLUMNS = (
     *("rewards", "parts", "reward_components", "success", "finish_reason", "text", "num_generated", "metrics"),
 )
 _OF_EPISODE = attrgetter(*_COLUMNS)
+_OF_PROCESS = ("generator", "episodes", "tokenizer", "tool_parser", "clock", "progress", "on_tokens", "processes")
+"""Fields of EpisodeSampler that each process has for itself."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -205,11 +215,31 @@ class EpisodeSampler(StepSampler[EpisodeGroup]):
     """True where the batch is to say which experts the generator sent each token to."""
     on_tokens: OnTokens | None = None
     """Called with the tokens of each sample, int32 [length], and its images, as soon as they are all there."""
+    processes: CollectorProcesses | None = None
+    """Processes that collect the groups; None where this one does."""
 
     @property
     def limit(self) -> PromptLimit:
         """See StepSampler."""
         return self.prompt_limit
+
+    def collectors(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures, *, overlaps: bool) -> Collectors:
+        """See StepSampler: or other processes do."""
+        if self.processes is None:
+            return super().collectors(schedule, plans, failures, overlaps=overlaps)
+        parts = RemoteParts(
+            plans=plans,
+            failures=failures,
+            on_sampled=self.progress.samples,
+            on_tokens=self.on_tokens,
+            slowest=self.episodes.slowest,
+        )
+        options = RunOptions(
+            sampler={one.name: getattr(self, one.name) for one in fields(EpisodeSampler) if one.name not in _OF_PROCESS},
+            policy=schedule.policy,
+            sends_tokens=self.on_tokens is not None,
+        )
+        return self.processes.open(options, parts, overlaps=overlaps)
 
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> PromptGroups:
         """See StepSampler."""
@@ -255,9 +285,8 @@ class EpisodeSampler(StepSampler[EpisodeGroup]):
         """The groups of a schedule."""
         return PromptGroups(**options)
 
-    def packed(self, groups: Sequence[EpisodeGroup]) -> CollectedRollouts:
+    def packed(self, groups: Sequence[EpisodeGroup]) -> PackedGroups:
         """See StepSampler."""
-        groups = [group for group in groups if not group.is_left_out]
         episodes = [episode for group in groups for episode in group.episodes]
         of = _columns(groups)
         starts, owner, offsets = offsets_of(of["length"]), *_segments(of["length"], of["ended_segments"])
@@ -294,10 +323,10 @@ class EpisodeSampler(StepSampler[EpisodeGroup]):
         )
         rewards = np.where(valid, np.array(list(map(sum, of["rewards"])), np.float64), 0.0).astype(np.float32)
         components = reward_components(of["reward_components"], valid)
-        metrics = _environment_metrics(compress(of["metrics"], of["valid"]))
+        reported = _reported(of["metrics"], of["valid"], groups_of)
         if self.max_turns > 1:
-            metrics[SEGMENTS_PER_EPISODE] = len(owner) / len(episodes) if episodes else 0.0
-        return CollectedRollouts(
+            reported[SEGMENTS_PER_EPISODE] = np.bincount(owner, minlength=len(episodes)).astype(np.float64), groups_of
+        rollouts = CollectedRollouts(
             batch=batch,
             rewards=rewards[owner],
             valid=valid[owner],
@@ -306,13 +335,13 @@ class EpisodeSampler(StepSampler[EpisodeGroup]):
             success=(np.array(of["success"], np.bool_) & valid)[owner],
             responses=list(chain.from_iterable(one.segment_texts() for one in episodes)) if is_cut else of["text"],
             num_generated=num_generated,
-            environment_metrics=metrics,
             failed=failed[owner],
             truncated=truncated[owner],
             timed_out=timed_out[owner],
             failures=of["ending"],
             turns=_turns(episodes, starts) if self.max_turns > 1 or any(of["parts"]) else None,
         )
+        return PackedGroups(rollouts=rollouts, reported=reported)
 
 
 class Replay(Protocol):
@@ -379,12 +408,16 @@ def _sampling_mask(episodes: Sequence[Episode], offsets: Int64Array) -> spi.Samp
     return spi.SamplingMask.join([*parts, spi.SamplingMask.whole(int(offsets[-1]) - end)])
 
 
-def _environment_metrics(reported: Iterable[Sequence[tuple[str, float]]]) -> dict[str, float]:
-    """Means over what valid episodes reported: one that failed in a later turn counts in none of its turns."""
-    values: defaultdict[str, list[float]] = defaultdict(list)
-    for name, value in chain.from_iterable(reported):
-        values[name].append(value)
-    return {name: float(np.mean(found)) for name, found in values.items()}
+def _reported(
+    metrics: Sequence[Sequence[tuple[str, float]]], valid: Sequence[bool], groups_of: Int32Array
+) -> dict[str, tuple[NDArray[np.float64], Int32Array]]:
+    """Return what valid episodes reported: one that failed in a later turn counts in none of its turns."""
+    values: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
+    for reported, group in compress(zip(metrics, groups_of.tolist(), strict=True), valid):
+        for name, value in reported:
+            values[name].append((value, group))
+    found = {name: zip(*pairs, strict=True) for name, pairs in values.items()}
+    return {name: (np.array(next(pairs), np.float64), np.array(next(pairs), np.int32)) for name, pairs in found.items()}
 
 
 def _turns(episodes: Sequence[Episode], offsets: Int64Array) -> spi.TurnRewards:

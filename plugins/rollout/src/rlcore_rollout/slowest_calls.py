@@ -1,7 +1,7 @@
 """The slowest calls of the environment in a step, which `rlcore top` shows."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,24 @@ class SlowestCalls:
 
     least_s: float = field(default=LEAST_S, init=False)
     """Seconds above which a call is kept."""
-    _calls: list[dict[str, Any]] = field(factory=list, init=False)
+    _calls: list[Mapping[str, Any]] = field(factory=list, init=False)
 
     def add(self, seconds: float, function: str, describe: Callable[[], str]) -> None:
         """Keep a call of the environment's function, if it is one of the slowest. `describe` names its episode."""
-        call = {"seconds": round(seconds, 3), "function": function, "episode": masked(describe())}
-        self._calls = sorted([*self._calls, call], key=itemgetter("seconds"), reverse=True)[:MAX_CALLS]
+        self.merge([{"seconds": round(seconds, 3), "function": function, "episode": masked(describe())}])
+
+    def merge(self, calls: Sequence[Mapping[str, Any]]) -> None:
+        """Keep the slowest of these calls, too."""
+        self._calls = sorted([*self._calls, *calls], key=itemgetter("seconds"), reverse=True)[:MAX_CALLS]
         if len(self._calls) == MAX_CALLS:
             self.least_s = self._calls[-1]["seconds"]
 
+    def take(self) -> Sequence[Mapping[str, Any]]:
+        """Return the calls since the last time."""
+        found, self._calls, self.least_s = self._calls, [], LEAST_S
+        return found
+
     def write(self, directory: Path, step: int) -> None:
         """Write those since the last call to a run directory. Raises StorageError where they cannot be written."""
-        found, self._calls, self.least_s = self._calls, [], LEAST_S
-        if found:
+        if found := self.take():
             write_atomically(directory / FILE, json.dumps({"step": step, "calls": found}))

@@ -140,7 +140,7 @@ class StepBatch:
     """The groups whose first turns are asked for together, by number; none where each is asked for as soon as its prompt is
     known."""
     num_left: int = field(init=False)
-    """Those of them that have not begun."""
+    """The number of these that have not begun."""
     num_long: int = 0
     has_begun: bool = False
     """True where some group has a prompt within the limit."""

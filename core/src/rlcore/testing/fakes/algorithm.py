@@ -197,7 +197,7 @@ class FakeAlgorithm:
         if self.config.critic:
             return self.build_with_critic(rollouts)
         advantages = group_advantages(rollouts)
-        per_token = np.where(batch.loss_mask, np.repeat(advantages, batch.lengths), 0).astype(np.float32)
+        per_token = np.repeat(advantages.astype(np.float32), batch.lengths) * batch.loss_mask
         return spi.TrainingBatch(
             batch=batch.with_token_column(spi.ADVANTAGES, per_token),
             loss=self.loss(),

@@ -9,9 +9,10 @@ from rlcore.published_plugins import remedy_for
 from rlcore.registry.run_parts import only_function
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.schema.describe import toml_literal
-from rlcore.spi import Problem
+from rlcore.spi import Note, Problem
 from rlcore.spi.provider import group_of
 from rlcore_rollout.check import prompt_problems
+from rlcore_rollout.collector_places import collector_notes
 from rlcore_serve.sessions.host import host_problems
 
 READ = frozenset(
@@ -43,8 +44,9 @@ _REASONS = {
 }
 
 
-def check(plan: RunPlan) -> Iterator[Problem]:
+def check(plan: RunPlan) -> Iterator[Problem | Note]:
     """Yield the keys that do nothing where agents run the episodes; a server of sessions that is missing or cannot listen."""
+    yield from collector_notes(plan)
     yield from prompt_problems(plan)
     rollout, name = plan.recipe.rollout, plan.chosen["environment"].name
     agents = f"with environment {name!r}, whose agents run the episodes"

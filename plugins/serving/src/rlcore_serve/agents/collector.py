@@ -16,6 +16,7 @@ from rlcore_rollout.environment_results import MaskedFailures
 from rlcore_rollout.episode import NOT_GENERATED
 from rlcore_rollout.episode_collector import EpisodeCollector
 from rlcore_rollout.episode_group import reward_components
+from rlcore_rollout.packed_groups import PackedGroups, Reported
 from rlcore_rollout.sampler import SEGMENTS_PER_EPISODE, StepSampler
 from rlcore_rollout.schedule import Schedule
 from rlcore_rollout.step_plans import StepPlans
@@ -81,7 +82,7 @@ class AgentSampler(StepSampler[AgentGroup]):
             on_ended=self.progress.samples,
         )
 
-    def packed(self, groups: Sequence[AgentGroup]) -> CollectedRollouts:
+    def packed(self, groups: Sequence[AgentGroup]) -> PackedGroups:
         """See StepSampler: the sequences of all episodes; one without an answer has a single token, outside the loss."""
         episodes = [episode for group in groups for episode in group.episodes]
         silent = _silent((self.sampling.stop_token_ids or (0,))[0])
@@ -108,7 +109,7 @@ class AgentSampler(StepSampler[AgentGroup]):
             },
             sampling_mask=spi.SamplingMask.join([one.sampling_mask for one in segments]) if self.sampling_mask else None,
         )
-        return CollectedRollouts(
+        rollouts = CollectedRollouts(
             batch=batch,
             rewards=np.array([result.reward for result in results], np.float32),
             valid=valid,
@@ -117,13 +118,13 @@ class AgentSampler(StepSampler[AgentGroup]):
             success=np.array([result.success for result in results], np.bool_),
             responses=[segment.text for segment in segments],
             num_generated=np.array([int(segment.loss_mask.sum()) for segment in segments], np.int64),
-            environment_metrics=_means(episodes),
             failed=~valid,
             timed_out=np.zeros(len(valid), np.bool_),
             truncated=np.array([segment.finish_reason is spi.FinishReason.LENGTH for segment in segments], np.bool_)
             | (at_limit[numbers] & valid),
             failures=endings,
         )
+        return PackedGroups(rollouts=rollouts, reported=_reported(episodes, self.samples_per_prompt))
 
 
 class AgentCollector(EpisodeCollector):
@@ -160,12 +161,14 @@ def _silent(token: int) -> Segment:
     )
 
 
-def _means(episodes: Sequence[AgentEpisode]) -> dict[str, float]:
-    """Means over the valid episodes that report a metric, and how many segments an episode has."""
-    values: defaultdict[str, list[float]] = defaultdict(list)
-    for episode in episodes:
-        if episode.result is not None:
-            for name, value in episode.result.metrics.items():
-                values[name].append(value)
-    means = {name: float(np.mean(found)) for name, found in values.items()}
-    return means | {SEGMENTS_PER_EPISODE: float(np.mean([len(episode.segments) for episode in episodes]))}
+def _reported(episodes: Sequence[AgentEpisode], group_size: int) -> Reported:
+    """Return what valid episodes report, and how many segments each episode has."""
+    values: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
+    for number, episode in enumerate(episodes):
+        for name, value in () if episode.result is None else episode.result.metrics.items():
+            values[name].append((value, number // group_size))
+        values[SEGMENTS_PER_EPISODE].append((len(episode.segments), number // group_size))
+    return {
+        name: (np.array([value for value, _ in found], np.float64), np.array([group for _, group in found], np.int32))
+        for name, found in values.items()
+    }

@@ -1,0 +1,113 @@
+"""A process that collects samples beside some of a pool's engines: its stream is of these alone."""
+
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rlcore.execution import is_outside
+from rlcore.secrets import masked_traceback
+from rlcore_ray.calls import Calls
+from rlcore_ray.collector_hosts import CollectorOrder, Sent
+from rlcore_ray.engines import Engines
+from rlcore_ray.failures import RemoteError, Reply
+from rlcore_ray.orphan_processes import mark_children
+from rlcore_ray.output import redirect_output
+from rlcore_ray.pool_groups import PoolGenerator
+
+
+class _Notes:
+    """The progress of a stream: its warnings are sent to the driver."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        """See ExecutionProgress."""
+        self.texts.append(text)
+
+    def phase(self, name: str) -> None:
+        """See ExecutionProgress: the driver shows what it does."""
+
+    def pool(self, name: str, doing: str) -> None:
+        """See ExecutionProgress: likewise."""
+
+    def span(self, role: str, name: str, start: float, seconds: Sequence[float]) -> None:
+        """See ExecutionProgress: clocks of machines differ."""
+
+
+class CollectorActor:
+    """Runs in a process that Ray makes. `take` and `collect` carry messages; `rejoin` reaches it beside them."""
+
+    def __init__(self, log_file: Path) -> None:
+        self._log_file = log_file
+        self._notes = _Notes()
+        self._sent_notes = 0
+        self._changing = threading.Lock()
+        self._known_out: set[int] = set()
+        """Ranks of which the driver knows that their engines are out."""
+        self._endpoint: Any = None
+        self._engines: Engines | None = None
+
+    def start(self, order: CollectorOrder) -> Reply:
+        """Build the collector; the answer is the process's number."""
+        redirect_output(self._log_file)
+        try:
+            mark_children(order.surroundings.pool)
+            if order.surroundings.directory.is_dir():
+                os.chdir(order.surroundings.directory)
+            os.environ["OMP_NUM_THREADS"] = order.surroundings.num_threads or "1"
+            calls = Calls(ranks=order.ranks, cluster=order.cluster, progress=self._notes)
+            self._engines = Engines(calls, order.hosts)
+            generator = PoolGenerator(
+                calls=calls,
+                capabilities=order.capabilities,
+                engines=self._engines,
+                beside=[
+                    Calls(ranks=ranks, cluster=order.cluster, progress=self._notes, pool=pool) for pool, ranks in order.beside
+                ],
+                watches_others=order.number == 0,
+            )
+            self._endpoint = pickle.loads(order.make)(generator, order.number, order.num_collectors)
+        except BaseException as error:
+            if is_outside(error):
+                raise
+            print(masked_traceback(error), file=sys.stderr, flush=True)
+            return Reply(error=RemoteError.of(error, self._log_file))
+        return Reply(value=os.getpid())
+
+    def take(self, commands: Sequence[Any], out: frozenset[int]) -> None:
+        """Hand the collector commands; `out` are ranks of its engines that hold no weights."""
+        assert self._engines is not None
+        with self._changing:
+            for rank in out & {*self._engines.living}:
+                self._engines.take_out(rank)
+            self._known_out |= out
+        self._endpoint.take(commands)
+
+    def collect(self) -> Sent:
+        """Return what the collector has sent, once there is something or a second has passed."""
+        messages = self._endpoint.collect()
+        assert self._engines is not None
+        with self._changing:
+            failed = {*self._engines.hosts} - {*self._engines.living} - self._known_out
+            self._known_out |= failed
+        notes, self._sent_notes = self._notes.texts[self._sent_notes :], len(self._notes.texts)
+        return Sent(messages=messages, notes=notes, failed=sorted(failed), lost=self._engines.calls.lost)
+
+    def rejoin(self, rank: int, weight_version: int) -> None:
+        """The engine of a rank holds weights again."""
+        assert self._engines is not None
+        with self._changing:
+            self._known_out.discard(rank)
+        self._engines.refitted([rank], weight_version)
+
+    def close(self) -> None:
+        """End all work, and what it has started."""
+        if self._endpoint is not None:
+            with suppress(Exception):
+                self._endpoint.close()

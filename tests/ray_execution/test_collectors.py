@@ -1,0 +1,64 @@
+"""Samples that are collected in processes beside the engines: what the driver would have collected itself."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from rlcore_ray.collector_hosts import HostedCollector
+
+from .conftest import Notes, read_metrics
+
+Run = Callable[..., dict[str, Any]]
+LAYOUT = ("cluster.gpus_per_node=2", "training.prompts_per_step=6", "run.num_steps=4")
+
+
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.parametrize(
+    "options",
+    [(), ("rollout.max_turns=2", "environment.ranked.num_turns=2", "rollout.max_response_tokens=30")],
+    ids=["one turn", "turns"],
+)
+def test_metrics_are_those_of_the_driver(run: Run, tmp_path: Path, options: tuple[str, ...]) -> None:
+    run(*LAYOUT, *options, "run.name=driver")
+    run(*LAYOUT, *options, "cluster.collectors=2", "run.name=collectors")
+    runs = tmp_path / "runs"
+    assert [file.name for file in sorted((runs / "collectors" / "logs").glob("collector-*.log"))] == [
+        "collector-0.log",
+        "collector-1.log",
+    ]
+    assert read_metrics(runs / "collectors") == read_metrics(runs / "driver")
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_workers_start_anew_where_a_collector_dies(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a rank does: from the newest checkpoint, with the metrics of an undisturbed run."""
+    run(*LAYOUT, "run.name=undisturbed")
+    send, killed = HostedCollector.send, list[str]()
+
+    def kills(collector: HostedCollector, commands: Sequence[Any]) -> None:
+        send(collector, commands)
+        if not killed and any(command.name == "forget" for command in commands) and "collector 1" in collector.name:
+            killed.append(collector.name)
+            ray.kill(collector.actor)
+
+    monkeypatch.setattr(HostedCollector, "send", kills)
+    notes = Notes()
+    run(*LAYOUT, "cluster.collectors=2", "run.name=killed", progress=notes)
+    assert len(killed) == 1
+    assert any("collector 1" in text for text in notes.texts), notes.texts
+    assert read_metrics(tmp_path / "runs" / "killed") == read_metrics(tmp_path / "runs" / "undisturbed")
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_an_engine_that_dies_is_started_anew_beside_the_others(run: Run, tmp_path: Path) -> None:
+    """A collector of two engines goes on with the other one, and the next refit brings the first one back."""
+    layout = ("cluster.gpus_per_node=4", "cluster.collectors=2", *LAYOUT[1:])
+    run(*layout, "run.name=undisturbed")
+    fault = "generator.ranked.fault={kind='memory', rank=1, hook='stream', version=2}"
+    notes = Notes()
+    run(*layout, fault, f"generator.ranked.folder={tmp_path}", "run.name=failed", progress=notes)
+    assert any("the engine of rank 1" in text for text in notes.texts)
+    assert read_metrics(tmp_path / "runs" / "failed") == read_metrics(tmp_path / "runs" / "undisturbed")
