@@ -10,6 +10,8 @@ from attrs import frozen
 from .hosts import DataCentre, Host
 
 PORT = 6379
+OF_RAY = {"RAY_memory_monitor_refresh_ms": "0"}
+"""Variables of Ray. The memory is the machine's, of which a host cannot say that it runs out."""
 TOKEN = "0123456789abcdef" * 4
 START_S = 180.0
 """Most seconds for the head to listen."""
@@ -28,7 +30,7 @@ def start_head(host: Host, num_cpus: int = 2) -> None:
     """Start Ray's head, and wait until it listens."""
     command = ["ray", "start", "--head", "--include-dashboard=false", f"--num-cpus={num_cpus}", *LIGHT]
     with (host.folder / "ray-head.log").open("ab") as output:
-        head = host.popen(command, output)
+        head = host.popen(command, output, **OF_RAY)
     deadline = time.monotonic() + START_S
     while PORT not in {listener.port for listener in listening(host)}:
         assert head.poll() is None, (host.folder / "ray-head.log").read_text()
@@ -41,7 +43,7 @@ def start_node(host: Host, head: Host, num_cpus: int = 2, variables: Mapping[str
     command = ["ray", "start", f"--address={head.name}:{PORT}", f"--num-cpus={num_cpus}", *LIGHT]
     log = host.folder / "ray-node.log"
     with log.open("wb") as output:
-        host.popen(command, output, **{"RAY_AUTH_MODE": "token", **(variables or {})})
+        host.popen(command, output, **{"RAY_AUTH_MODE": "token", **OF_RAY, **(variables or {})})
     return log
 
 
