@@ -46,7 +46,7 @@ def start_head_and_node(centre: DataCentre, **variables: str) -> None:
     for host in (one, other):
         give_token(host)
     start_head(one)
-    start_node(other, one, variables=variables)
+    start_node(other, one, **variables)
 
 
 def test_a_host_without_the_shared_folder_is_named(hosts: DataCentre) -> None:
