@@ -32,7 +32,7 @@ PHASES = ("run", "replay", "replay without rewards")
 
 
 def run_phase(phase: str, folder: Path, dtype: str, keys: Sequence[str]) -> dict[str, Any]:
-    """One phase in this process: its seconds, and the greatest memory of the process."""
+    """One phase in this process: its seconds on the clock and of the processor, and the greatest memory of the process."""
     start = time.perf_counter()
     if phase == "run":
         _record(folder, dtype, keys)
@@ -43,8 +43,14 @@ def run_phase(phase: str, folder: Path, dtype: str, keys: Sequence[str]) -> dict
 
         bundle = read_bundle(folder / "runs" / "run" / "bundles" / "step-000001")
         verdicts = [row.verdict for row in replay(bundle, rewards=phase == "replay").rows]
-    seconds, peak = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"seconds": seconds, "peak_gib": peak / GIB, "differing": verdicts.count("differs"), "rows": len(verdicts)}
+    used, seconds = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter() - start
+    return {
+        "seconds": seconds,
+        "cpu_s": used.ru_utime + used.ru_stime,
+        "peak_gib": used.ru_maxrss * 1024 / GIB,
+        "differing": verdicts.count("differs"),
+        "rows": len(verdicts),
+    }
 
 
 def _record(folder: Path, dtype: str, further: Sequence[str]) -> None:
@@ -91,11 +97,11 @@ def main() -> None:
         folder = Path(name)
         write_model(folder / "model", shape, "cpu", arguments.dtype)
         print(f"{shape} in {arguments.dtype}: {NUM_PROMPTS} prompts x {GROUP} samples x at most {NUM_TOKENS} tokens, 2 cores")
-        print(f"{'phase':<24} {'seconds':>9} {'peak GiB':>9} {'differing':>9}")
+        print(f"{'phase':<24} {'seconds':>9} {'CPU s':>9} {'peak GiB':>9} {'differing':>9}")
         for phase in PHASES:
             found = measure(phase, folder, arguments.dtype, arguments.keys)
-            figures = f"{found['seconds']:>9.1f} {found['peak_gib']:>9.2f} {found['differing']:>4} of {found['rows']}"
-            print(f"{phase:<24} {figures}", flush=True)
+            times = f"{found['seconds']:>9.1f} {found['cpu_s']:>9.1f} {found['peak_gib']:>9.2f}"
+            print(f"{phase:<24} {times} {found['differing']:>4} of {found['rows']}", flush=True)
 
 
 def measure(phase: str, folder: Path, dtype: str, keys: Sequence[str]) -> dict[str, Any]:

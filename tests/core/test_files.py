@@ -1,14 +1,12 @@
 """Writing to disk: whole files or the old ones, and errors that say what to do."""
 
 import errno
-import fcntl
-import threading
 from pathlib import Path
 
 import pytest
 
 from rlcore import files
-from rlcore.files import file_lock, storage_errors, write_atomically
+from rlcore.files import storage_errors, write_atomically
 from rlcore.spi import StorageError
 
 
@@ -67,32 +65,3 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
 def test_the_remedy_is_for_what_went_wrong(tmp_path: Path, number: int, remedy: str) -> None:
     with pytest.raises(StorageError, match=rf"\. {remedy}.*, or point run\.directory"), storage_errors("a", tmp_path):
         raise OSError(number, "words")
-
-
-def test_of_two_that_name_one_file_the_second_waits(tmp_path: Path) -> None:
-    waits, order = threading.Event(), list[str]()
-
-    def second() -> None:
-        with file_lock(tmp_path / "lock", waits.set):
-            order.append("second")
-
-    thread = threading.Thread(target=second)
-    with file_lock(tmp_path / "lock"):
-        thread.start()
-        assert waits.wait(300)
-        order.append("first")
-    thread.join()
-    assert order == ["first", "second"]
-
-
-def test_where_nothing_can_be_locked_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    with file_lock(tmp_path / "file" / "lock"), file_lock(tmp_path / "file" / "lock"):
-        pass
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "no locks here")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with file_lock(tmp_path / "lock"), file_lock(tmp_path / "lock"):
-        pass

@@ -68,6 +68,7 @@ PROGRAMS = {
     "inspect": "likewise",
     "curl": "speaks to a server that the page started",
     "vllm": "starts a server on a GPU",
+    "nsys": "needs Nsight Systems and a GPU: tests/profiler traces by torch.profiler",
     "gym": "starts servers of NeMo Gym: tests/nemo_gym_environment starts them by hand",
 }
 """Programs of console blocks, and what checks them or keeps them from being run."""
@@ -78,6 +79,7 @@ TEXTS = {
     "docs/importing.md": "commands on recipes of other libraries: tests/recipe_import",
     "docs/lm-evaluation-harness.md": "a harness's own format: tests/system/test_checkpoint_evaluation.py runs it",
     "docs/megatron.md": "a line of `rlcore check` on GPUs that no test has",
+    "docs/monitoring.md": "three keys of Prometheus' YAML",
     "docs/plan.md": "commands for GPUs that are not here, and what they print: tests/docs/test_plan_document.py",
     "docs/plugins.md": "an outline of a trainer, in no language",
     "docs/releasing.md": "what `rlcore plugins` prints of another version: tests/core/registry/test_version_compatibility.py",

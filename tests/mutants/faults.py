@@ -249,8 +249,8 @@ FAULTS = (
     Fault(
         "a minibatch is trained on twice, the last one never",
         POLICY,
-        "found = [evolve(minibatch, batch=batch) for minibatch in minibatches]",
-        "found = [evolve(minibatch, batch=batch) for minibatch in [minibatches[0], *minibatches[:-1]]]",
+        "again = [evolve(minibatch, batch=batch) for minibatch in minibatches]",
+        "again = [evolve(minibatch, batch=batch) for minibatch in [minibatches[0], *minibatches[:-1]]]",
         WITH_KL,
     ),
     Fault(

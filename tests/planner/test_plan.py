@@ -70,6 +70,27 @@ def test_generation_beside_training_is_hidden_where_a_recipe_lets_it_run_ahead(r
         assert one.total == pytest.approx(max(generation, everything - generation) if apart else everything)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "times"),
+    [
+        (["training.epochs_per_step=3"], {"training": 3.0}),
+        (["rollout.reuse=2", "async.max_staleness=1"], {"generation": 0.5}),
+        (["rollout.max_samples_per_prompt=64"], {}),
+    ],
+)
+def test_batches_that_are_used_again_train_longer_or_generate_less(recipe, registry, overrides, times) -> None:
+    devices = parse_devices("8xH200", None)
+    ahead = [one for one in overrides if one.startswith("async")]
+    once, again = (plan_recipe(recipe, given, devices, registry=registry) for given in (ahead, overrides))
+    by_keys = {one.overrides: one for one in once.candidates}
+    assert len(by_keys) == len(again.candidates)
+    for one in again.candidates:
+        before = by_keys[one.overrides].seconds
+        for phase in ("training", "generation", "refit", "log-probabilities"):
+            assert one.seconds[phase] == pytest.approx(before[phase] * times.get(phase, 1.0))
+    assert again.assumptions != once.assumptions
+
+
 @pytest.mark.parametrize(("max_staleness", "shared", "apart"), [(0, 0, 0), (1, 2, 0), (2, 3, 2)])
 def test_generators_are_told_how_the_steps_divide_what_runs_ahead(
     recipe, registry, monkeypatch, max_staleness, shared, apart

@@ -139,15 +139,30 @@ def test_options_of_the_loss_have_their_counterparts(config: Path, valid, overri
 
 
 def test_what_would_mean_something_else_is_reported(config: Path) -> None:
-    overrides = ["actor_rollout_ref.actor.ppo_epochs=2", "custom_reward_function.path=mine.py", "algorithm.adv_estimator=remax"]
+    overrides = ["custom_reward_function.path=mine.py", "algorithm.adv_estimator=remax"]
     found = import_recipe(config, [*overrides, "actor_rollout_ref.rollout.brand_new=1", "fresh.section=1"])
     assert {
-        "actor_rollout_ref.actor.ppo_epochs",
         "custom_reward_function.path",
         "algorithm.adv_estimator",
         "fresh.section",
     } <= reported(found)
-    assert "actor_rollout_ref.actor.ppo_epochs" not in reported(import_recipe(config))
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "gae"])
+def test_epochs_over_a_step_lengthen_its_schedule(config: Path, valid, estimator: str) -> None:
+    """The critic has the actor's epochs where nothing else is set."""
+    head = ["actor_rollout_ref.rollout.n=4", f"algorithm.adv_estimator={estimator}"]
+    head += ["actor_rollout_ref.actor.optim.lr_warmup_steps=3", "critic.optim.lr_warmup_steps=3"]
+    once, twice = (import_recipe(config, [*head, f"actor_rollout_ref.actor.ppo_epochs={epochs}"]) for epochs in (1, 2))
+    assert [found.values["training.epochs_per_step"] for found in (once, twice)] == [1, 2]
+    assert twice.values["schedule.warmup_steps"] == 2 * once.values["schedule.warmup_steps"] > 0
+    assert not {one for one in reported(twice) if one.endswith("ppo_epochs")}
+    valid(twice)
+
+
+def test_other_epochs_of_the_critic_are_reported(config: Path) -> None:
+    head = ["algorithm.adv_estimator=gae", "actor_rollout_ref.actor.ppo_epochs=2"]
+    assert "critic.ppo_epochs" in reported(import_recipe(config, [*head, "critic.ppo_epochs=1"]))
 
 
 def test_a_group_that_is_not_there_and_other_files_are_refused(config: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlcore_torchkit.optimizer import settings
-from rlcore_torchkit.optimizer.moments import Columns, decode, encode, row_parts
+from rlcore_torchkit.optimizer.moments import Columns, code_values, decode, encode, row_parts
 
 
 def values_of(*shape):
@@ -39,6 +39,19 @@ def test_parts_of_rows_have_the_codes_of_whole_rows(cuts):
     assert torch.equal(shared, scales)
     found = [encode(values[..., part.first : part.stop], shared, part, signed=True) for part in parts]
     assert torch.equal(torch.cat(found, -1), expected)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_codes_are_torchaos_to_the_last_bit(signed):
+    """At each value of the map, halfway between two, and at the floats beside these, under a scale of 1."""
+    from torchao.optim.quant_utils import quantize_8bit_with_qmap
+
+    values = code_values(signed, torch.device("cpu"))
+    edges = torch.cat([values, (values[1:] + values[:-1]) / 2, torch.rand(4096) * 2 - 1, torch.randn(4096) * 1e-5])
+    shares = torch.cat([edges, *(torch.nextafter(edges, torch.tensor(end)) for end in (-2.0, 2.0))]).clip(-1.0, 1.0)
+    columns = Columns(first=0, stop=len(shares), width=len(shares))
+    found = encode(shares, torch.ones(columns.num_blocks), columns, signed=signed)
+    torch.testing.assert_close(found, quantize_8bit_with_qmap(shares, values), rtol=0, atol=0)
 
 
 def test_nothing_stays_nothing():

@@ -12,8 +12,9 @@ from data_support import require_source
 from rlcore.config.data import DatasetConfig
 from rlcore.config.load import read_raw
 from rlcore.config.model import ModelConfig
-from rlcore.schema.file_limits import memory_bytes, read_file, require_file, require_tree
+from rlcore.schema.file_limits import memory_bytes, read_file, require_file
 from rlcore.spi import RlcoreError
+from rlcore_datasets.regular_files import require_tree
 from rlcore_model_files.directory import model_problems
 from rlcore_text.chats.images import image_file
 from rlcore_text.rows.datasets import load_rows

@@ -1,5 +1,6 @@
 """The fakes for several ranks, with processes of their own to be killed and ways to fail on purpose."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -40,7 +41,9 @@ from rlcore.testing.fakes.generator import FakeGenerator, FakeGeneratorConfig
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 from rlcore.testing.fakes.trainer import FakeTrainer, FakeTrainerConfig
 
-Kind = Literal["", "defect", "refuse", "not_finite", "bound", "die", "hang", "stop", "differ", "fail_refit", "wait", "memory"]
+Kind = Literal[
+    "", "defect", "refuse", "not_finite", "bound", "die", "hang", "native", "stop", "differ", "fail_refit", "wait", "memory"
+]
 
 
 @frozen(kw_only=True)
@@ -153,6 +156,11 @@ def note_process(folder: str, name: str, pid: int) -> None:
         partial.rename(Path(folder) / name)
 
 
+def stand_still_with_pythons_lock() -> None:
+    """Sleep in C, so that no other thread of this process goes on."""
+    ctypes.PyDLL(None).sleep(1000)
+
+
 def go_wrong(fault: Fault, rank: int, hook: str, version: int, folder: str) -> bool:
     """Do what the fault says; whether something subtle is still to be done."""
     if fault.kind == "" or (fault.hook, fault.version) != (hook, version) or fault.rank not in (-1, rank):
@@ -165,6 +173,7 @@ def go_wrong(fault: Fault, rank: int, hook: str, version: int, folder: str) -> b
     actions: dict[str, Callable[[], Any]] = {
         "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
         "hang": lambda: time.sleep(1000),
+        "native": stand_still_with_pythons_lock,
         "stop": stop,
         "wait": lambda: wait_for(Path(folder) / "go"),
     }

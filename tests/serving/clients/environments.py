@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.files import file_lock
+from rlcore_model_files.file_lock import file_lock
 
 UNREACHABLE = re.compile(
     r"NewConnectionError|NameResolutionError|Temporary failure in name|ConnectTimeout|Network is unreachable"

@@ -22,6 +22,7 @@ ONE: list[Any] = [{"role": "user", "content": "1+0?"}]
 TOOLS: list[Any] = [{"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {}}}]
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 HEAD: dict[str, Any] = {"model": "policy", "max_tokens": 500}
+FORMAT: dict[str, Any] = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
 
 
 class Endpoint:
@@ -157,7 +158,10 @@ def test_all_keys_of_the_clients_types_are_in_the_table() -> None:
         ({"stop_sequences": "a"}, "stop_sequences: found"),
         ({"max_tokens": None}, "max_tokens: found none"),
         ({"max_tokens": 0}, "max_tokens: found 0"),
-        ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config: found"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config: found"),
+        ({"output_config": {"form": {}}}, "output_config: found"),
+        ({"output_config": "high"}, "output_config: found"),
+        ({"output_config": FORMAT, "stop_sequences": ["a"]}, "stop: found"),
         ({"mcp_servers": [{}]}, "mcp_servers: found"),
         ({"beams": 2}, "beams: found a key that this server does not know"),
     ],
@@ -168,6 +172,22 @@ def test_what_is_not_done_is_refused_by_name(body: dict[str, Any], said: str) ->
     (fault,) = str(refused.value).splitlines()
     assert fault.startswith(said)
     assert json.loads(json.dumps(refused.value.message_body()))["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("config", "schema", "noted"),
+    [
+        ({}, None, []),
+        ({"effort": "low"}, None, ["output_config"]),
+        (FORMAT, {"type": "object"}, []),
+        ({**FORMAT, "effort": "low"}, {"type": "object"}, ["output_config"]),
+        ({"format": None}, None, []),
+    ],
+)
+def test_a_format_is_the_samples_schema(config: Any, schema: Any, noted: list[str]) -> None:
+    found = read_message_request({**HEAD, "messages": ONE, "output_config": config}, DEFAULT)
+    assert found.sampling.json_schema == (None if schema is None else json.dumps(schema))
+    assert list(found.notes) == noted
 
 
 def test_fields_that_change_no_answer_are_noted_once() -> None:

@@ -2,11 +2,14 @@
 
 import json
 import threading
+import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from attrs import evolve
 
 from rlcore_serve.sessions import routes
 from rlcore_serve.sessions.server import serving
@@ -148,3 +151,22 @@ def test_a_long_text_of_few_tokens_is_encoded_whole() -> None:
     model = served(script, tokenizer=Dense(), max_sequence_length=200)
     request = routes.read_request({"model": "policy", "prompt": "x" * 3900}, model.sampling, is_chat=False)
     assert len(model.prepare(Session(token="", record=None), request).tokens) == 195
+
+
+def test_metrics_are_those_of_engines_by_their_names(tmp_path: Path) -> None:
+    line = 'vllm:num_requests_running{engine="0",model_name="m"} 7.0\n'
+    for name in ("vllm-0", "vllm-1"):
+        (tmp_path / f"{name}.prom").write_text(f"# TYPE vllm:num_requests_running gauge\n{line}")
+    model = evolve(served(Script()), engine_logs=tmp_path)
+    with serving(model, Sessions(Session(token="key", record=None))) as address:
+        response = urllib.request.urlopen(f"{address}/metrics", timeout=300)
+        shown = response.read().decode().splitlines()
+    values = [line for line in shown if not line.startswith("#")]
+    assert values == [f'vllm:num_requests_running{{engine="vllm-{number}",model_name="m"}} 7.0' for number in range(2)]
+
+
+def test_a_model_without_engines_has_no_metrics() -> None:
+    missing = pytest.raises(urllib.error.HTTPError)
+    with missing as caught, serving(served(Script()), Sessions(Session(token="", record=None))) as address:
+        urllib.request.urlopen(f"{address}/metrics", timeout=300)
+    assert caught.value.code == 404

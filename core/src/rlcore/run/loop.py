@@ -67,12 +67,17 @@ class Loop:
             observer.on_last_step()
 
     def save(self, *, prune: bool = True) -> None:
-        """Save a checkpoint of the present position."""
+        """Write a checkpoint of the present position, which is completed while the run goes on."""
+        self.await_checkpoint()
         self.weights.make_room_to_save()
         with self.guard.deferred(), self.clock.phase("checkpoint"):
             self.source.pause()
             self.saver.save(self.position, self.source.state(), prune=prune)
-        self.position.saved_step = self.position.step
+
+    def await_checkpoint(self, *, wait: bool = True) -> None:
+        """Note the last checkpoint as saved once it is complete. Raises what made it fail."""
+        step = self.saver.completed(wait=wait)
+        self.position.saved_step = self.position.saved_step if step is None else step
 
     def _begin(self) -> None:
         """Do what a run that ended here had left undone."""
@@ -152,6 +157,8 @@ class Loop:
 
     def _checkpoint_saved(self) -> None:
         with self.guard.deferred():
+            if any(observer.reads_checkpoints for observer in self.observers):
+                self.await_checkpoint()
             for observer in self.observers:
                 observer.on_checkpoint_saved(self.position.step, self._export)
 
@@ -161,5 +168,6 @@ class Loop:
             return self.saver.export_to(directory, kind)
 
     def _between_steps(self) -> None:
+        self.await_checkpoint(wait=False)
         for observer in self.observers:
             observer.on_idle()

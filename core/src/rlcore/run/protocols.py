@@ -107,7 +107,12 @@ class Saver(Protocol):
         """Return whether all that a checkpoint holds is in a known state."""
 
     def save(self, position: LoopPosition, rollouts: bytes | None, *, prune: bool) -> None:
-        """Save a checkpoint of a position and of what is under way there; `prune` drops the oldest."""
+        """Write a checkpoint of a position and of what is under way there; `prune` drops the oldest. It counts once it is
+        complete, and `completed` is called before the next."""
+
+    def completed(self, *, wait: bool) -> int | None:
+        """Return the step of a checkpoint that is complete since the last call; None where there is none. Raise what made one
+        fail."""
 
     def export_to(self, final: Path, kind: Literal["hf", "peft"] = "hf") -> Path:
         """Write the model in the Hugging Face format, or its adapters in PEFT's, as this directory."""
@@ -207,8 +212,11 @@ class LoopObserver:
     def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics of a step are complete."""
 
+    reads_checkpoints: bool = False
+    """True where `on_checkpoint_saved` reads the checkpoint's files, which have to be complete then."""
+
     def on_checkpoint_saved(self, step: int, export: Callable[..., Path]) -> None:
-        """The checkpoint of `step` is on disk. A run that is resumed from it repeats the event, once or twice.
+        """The checkpoint of `step` is written. A run that is resumed from it repeats the event, once or twice.
 
         `export(directory)` writes the model in the Hugging Face format, `export(directory, "peft")` its adapters in PEFT's, and
         returns the directory. No interrupt ends this event."""

@@ -389,6 +389,10 @@ class _NoSaver:
     def save(self, position: LoopPosition, rollouts: bytes | None, *, prune: bool) -> None:
         """See Saver."""
 
+    def completed(self, *, wait: bool) -> int | None:  # noqa: ARG002
+        """See Saver."""
+        return None
+
     def export_to(self, final: Path, kind: Literal["hf", "peft"] = "hf") -> Path:  # noqa: ARG002
         """See Saver."""
         return final

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from rlcore.schema.file_limits import require_tree
 from rlcore.spi import DataError, DataSourceRequest
 from rlcore_datasets.arrow_rows import ArrowRows, checked
+from rlcore_datasets.regular_files import require_tree
 
 
 def read(request: DataSourceRequest) -> ArrowRows:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import parquet
 
-from rlcore.schema.file_limits import require_tree
 from rlcore.spi import DataError, DataSourceRequest
 from rlcore_datasets.arrow_rows import ArrowRows, checked
+from rlcore_datasets.regular_files import require_tree
 
 
 def _common_schema(folder: Path) -> pa.Schema:

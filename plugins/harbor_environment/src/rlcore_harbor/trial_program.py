@@ -13,6 +13,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import select
 import signal
 import socket
@@ -118,7 +119,7 @@ def look(request: Mapping[str, Any]) -> dict[str, Any]:
     from importlib.metadata import version
 
     found = version("harbor")
-    if tuple(map(int, found.split(".")[:2])) < MINIMUM:
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) < MINIMUM:  # a release candidate is its release
         return {"version": found, "expected": ".".join(map(str, MINIMUM))}
     parts = {"agent": partial(look_at_agent, request), "environment": partial(look_at_environment, request)}
     problems = dict(failed(parts))

@@ -148,6 +148,7 @@ def _candidate(
 ) -> Candidate:
     name, option = trainer
     memory, seconds, assumptions = dict(option.memory), dict(option.seconds), option.assumptions
+    seconds["training"] = seconds.get("training", 0.0) * work.epochs
     overrides: dict[str, object] = {
         "cluster.nodes": devices.nodes,
         "cluster.gpus_per_node": devices.per_node + work.reference_per_node,
@@ -163,11 +164,11 @@ def _candidate(
         overrides |= {f"generator.{generator[0]}.{key}": value for key, value in engine.options.items()}
         memory |= dict(engine.memory)
         for phase, value in engine.seconds.items():
-            seconds[phase] = seconds.get(phase, 0.0) + value
+            seconds[phase] = seconds.get(phase, 0.0) + (value / work.reuse if phase == "generation" else value)
         assumptions += engine.assumptions
         offload = str(keys.get("offload.trainer", "none"))
         moved = option.idle.get("none", 0) - option.idle.get(offload, 0)
-        seconds["other"] = work.context.num_sequences * ROLLOUT_S
+        seconds["other"] = work.context.num_sequences * ROLLOUT_S / work.reuse
         if is_shared and work.is_separate:
             overrides |= {"cluster.placement": "colocated", "cluster.generator_gpus_per_node": 0}
         if is_shared:

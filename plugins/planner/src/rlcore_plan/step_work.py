@@ -37,7 +37,7 @@ def step_context(
     model = model_content(recipe.model)
     generates = needs.source == "rollouts"
     samples = rollout.samples_per_prompt if generates else 2 if needs.source == "preferences" else 1
-    updates = training.minibatches_per_step
+    updates, epochs = training.minibatches_per_step, training.epochs_per_step
     reference = None
     if needs.reference_logprobs and not reference_is_apart:
         named = recipe.reference
@@ -58,7 +58,7 @@ def step_context(
         max_sequence_length=rollout.max_sequence_length,
         max_microbatch_tokens=training.max_tokens_per_microbatch,
         updates=updates,
-        policy_passes=(updates - 1) / updates if needs.previous_logprobs else 0.0,
+        policy_passes=(1.0 if epochs > 1 else (updates - 1) / updates) if needs.previous_logprobs else 0.0,
         reference_passes=1.0 if needs.reference_logprobs and generates and not reference_is_apart else 0.0,
         reference=reference,
         lora=recipe.lora,

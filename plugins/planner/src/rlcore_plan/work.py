@@ -24,6 +24,10 @@ class Work:
     offload: Offload
     """offload.trainer of the recipe."""
     max_staleness: int
+    epochs: int = 1
+    """Passes of a step's updates over its sequences."""
+    reuse: int = 1
+    """Steps that train on the sequences of one generation."""
     reaches_machines: bool = False
     """True where the recipe says how to reach several machines."""
     generator_sleep_mode: bool = True
@@ -74,6 +78,8 @@ def work_of(
         generates=needs.source == "rollouts",
         offload=recipe.offload.trainer,
         max_staleness=recipe.async_.max_staleness,
+        epochs=recipe.training.epochs_per_step,
+        reuse=rollout.reuse,
         reaches_machines=recipe.cluster is not None and recipe.cluster.reaches_machines,
         generator_sleep_mode=recipe.offload.generator_sleep_mode,
         is_separate=recipe.cluster is not None and recipe.cluster.placement == "separate",
@@ -142,7 +148,7 @@ def _assumptions(
         f"Prompts have {prompt:,.0f} tokens on average ({source(given_prompt, '--mean-prompt', rollout.max_prompt_tokens)}).",
         f"Answers have {response:,.0f} tokens on average "
         f"({source(given_response, '--mean-response', rollout.max_response_tokens)}), log-normal and cut at the limit.",
-        f"A step has {context.num_sequences:,} sequences and {context.updates} update(s), in {context.dtype}.",
+        f"A step has {context.num_sequences:,} sequences and {recipe.training.updates_per_step} update(s), in {context.dtype}.",
         "It is a warm step: no checkpoint, no evaluation, environments and tools that take no time of their own.",
     ]
     if recipe.async_.max_staleness:
@@ -152,4 +158,8 @@ def _assumptions(
         )
     if recipe.rollout.dynamic_sampling:
         found.append("No group is replaced for equal rewards.")
+    if rollout.reuse > 1:
+        found.append(f"A step takes 1/{rollout.reuse} of a generation, which {rollout.reuse} steps train on.")
+    if rollout.max_samples_per_prompt is not None:
+        found.append(f"Each prompt gets {rollout.samples_per_prompt} samples, of at most {rollout.max_samples_per_prompt}.")
     return found

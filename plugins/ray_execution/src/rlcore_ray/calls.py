@@ -12,6 +12,7 @@ from rlcore_ray.config import RayConfig
 from rlcore_ray.failures import PoolName, Reply, WorkerInfo, cause_of_death, with_origin
 from rlcore_ray.heartbeat import HeartbeatMonitor, SilentRanks
 from rlcore_ray.pending_call import Outcome, PendingCall, values
+from rlcore_ray.rank_stacks import stacks_of_ranks
 from rlcore_ray.suspend_aware_clock import suspend_aware_time
 from rlcore_workers.logged_process import last_lines
 
@@ -317,9 +318,10 @@ class Calls:
         positions = self._positions(wait)
         ranks = sorted(wait.pending.values())
         lines = "\n".join(last_lines(self.workers[rank].log_file) for rank in ranks[:1])
+        stacks = stacks_of_ranks([self.workers[rank] for rank in ranks])
         self.lose(f"rank(s) {', '.join(map(str, ranks))} gave no answer to {wait.name}. {lines}")
         remedy = f" If it only needs longer, raise {key}." if key else ""
-        error = WorkerError(f"{wait.name}: {what} from {positions}.{remedy} {lines}")
+        error = WorkerError(f"{wait.name}: {what} from {positions}.{remedy} {stacks} {lines}")
         if wait.failed_first is not None:  # it may be what the others never got over
             error.add_note(f"{self.workers[wait.failed_first]} had failed before: {wait.first_error}")
         raise error

@@ -99,6 +99,7 @@ def _step(source: Source, values: dict[str, Any]) -> None:
         source.report("algorithm.filter_groups.enable", "the rewards of a group of one are always equal: none is replaced")
         refills = False
     values["rollout.dynamic_sampling"] = refills
+    values["training.epochs_per_step"] = source.integer(f"{ACTOR}.ppo_epochs", 1, least=1)
     most = source.integer("algorithm.filter_groups.max_num_gen_batches", 0)
     if refills and most > 1 and source.look("trainer.use_v1"):
         what = f"verl's newer trainer replaces groups without a bound: rollout.max_refill_ratio is {most - 1} here"

@@ -100,6 +100,9 @@ def _critic(source: Source, values: dict[str, Any]) -> None:
     size = source.take("critic.ppo_mini_batch_size")
     if size is not None and size != source.look(f"{ACTOR}.ppo_mini_batch_size"):
         source.report("critic.ppo_mini_batch_size", "the critic makes as many updates as the policy")
+    epochs = values["training.epochs_per_step"]
+    if source.integer("critic.ppo_epochs", epochs, least=1) != epochs:
+        source.report("critic.ppo_epochs", f"the critic makes the policy's passes over a step's samples: {epochs}")
     for name, default in LIKE_THE_POLICY.items():
         own, policys = source.take(f"critic.optim.{name}"), source.look(f"{ACTOR}.optim.{name}")
         if (default if own is None else own) != (default if policys is None else policys):

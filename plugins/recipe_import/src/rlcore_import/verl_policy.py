@@ -186,7 +186,8 @@ def _schedule(source: Source, values: dict[str, Any], prefix: str) -> None:
 
     Its trainer `separate_async` changes the rate once an update and counts updates.
     """
-    engine, updates = engine_of(source), values["training.minibatches_per_step"]
+    engine = engine_of(source)
+    updates = values["training.minibatches_per_step"] * values["training.epochs_per_step"]
     counts_updates = bool(source.look("trainer.use_v1")) and source.look("trainer.v1.trainer_mode") == "separate_async"
     whole = values["run.num_steps"] * (updates if counts_updates else 1)
     length = source.integer(f"{prefix}.lr_decay_steps", least=1)

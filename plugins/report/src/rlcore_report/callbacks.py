@@ -30,6 +30,7 @@ class Callbacks(LoopObserver):
         self._tokenizer, self._directory = run.tokenizer, run.directory
         self._options = _options(run.plan)
         self._objects = [(path, _made(path)) for path in _paths(self._options)]
+        self.reads_checkpoints = self._has("on_save")
 
     def on_step_trained(self, step: TrainedStep) -> Mapping[str, float]:
         """Call on_sample with samples of a step of rollouts."""

@@ -38,6 +38,13 @@ FAILURES = CommandSpec(
     command="rlcore_report.failures_command:failures_command",
     priority=63,
 )
+TOP = CommandSpec(
+    name="top",
+    spi=SPI_VERSION,
+    help="Show where the time and the memory of a run go, until it ends.",
+    command="rlcore_report.top_command:top_command",
+    priority=68,
+)
 LOGPROB_MISMATCH = LoopObserverProvider(
     name="logprob_mismatch", spi=SPI_VERSION, observer="rlcore_report.mismatch_report:MismatchReport"
 )

@@ -41,7 +41,7 @@ def status_command(context: click.Context, run: Path, as_json: bool) -> None:
             "status": status,
             "last": state.last,
         }
-        click.echo(json.dumps(_finite(told), indent=2, allow_nan=False))
+        click.echo(json.dumps(finite(told), indent=2, allow_nan=False))
     else:
         for line in lines_of(state, time.time()):
             click.echo(printable(line))
@@ -71,10 +71,10 @@ def lines_of(state: "RunState", now: float) -> Iterator[str]:
         yield "The process is gone, and said nothing of its end. --resume continues from the newest checkpoint."
 
 
-def _finite(value: Any) -> Any:
-    """null where JSON has no number."""
+def finite(value: Any) -> Any:
+    """Return a value of JSON with null in place of each NaN and infinity."""
     if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
+        return {name: finite(each) for name, each in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -12,6 +12,7 @@ from attrs import define, field
 from rlcore.spi import ContractError, EpisodeResult, FailureKind, ResetResult, StepResult
 from rlcore_rollout.environment_results import Failure
 from rlcore_rollout.event_loop import Abandoned
+from rlcore_rollout.slowest_calls import SlowestCalls
 
 GRACE_S = 2.0
 """Seconds past the time limit after which a call that neither ends nor lets itself be cancelled counts as stuck."""
@@ -52,6 +53,7 @@ class EnvironmentCalls:
     """The keys of calls that were given up: what they come to matters to no one."""
     now: Callable[[], float] = time.monotonic
     """The time in seconds by which calls have theirs."""
+    slowest: SlowestCalls = field(factory=SlowestCalls)
     heartbeats: int = 0
     """Grows while the event loop turns."""
     is_over: bool = False
@@ -91,11 +93,13 @@ class EnvironmentCalls:
                 if self._ends_caller(error, task):
                     raise
                 outcome = Failure.of(error)
+            if (seconds := self.now() - started_at) > self.slowest.least_s:
+                self.slowest.add(seconds, call.function, call.describe)
             if self._cancelled and task in self._cancelled and not (isinstance(outcome, Failure) and outcome.interrupts):
                 self._cancelled.discard(task)
                 task.uncancel()
                 outcome = Failure(reason=self._late, kind=_late_kind(call, outcome))
-            elif self.now() - started_at > self.timeout_s and not isinstance(outcome, Failure):
+            elif seconds > self.timeout_s and not isinstance(outcome, Failure):
                 # What it came to after its time counts no more than that of a call which could be cancelled.
                 outcome = Failure(
                     reason=f"{self._late}, and the event loop could not end it: a call blocks that does not await"

@@ -26,6 +26,7 @@ from rlcore_rollout import environment_calls
 from rlcore_rollout.environment_calls import POLL_S, Call, EnvironmentCalls, Result, TaskPool
 from rlcore_rollout.environment_results import Failure, check_episode, check_reset, check_step, shown
 from rlcore_rollout.event_loop import LoopThread
+from rlcore_rollout.slowest_calls import SlowestCalls
 
 Begin: TypeAlias = Callable[[EnvironmentCalls], Coroutine[Any, Any, None]]
 """A coroutine function of the event loop, which gets the calls that it may make there."""
@@ -62,6 +63,7 @@ class EpisodeRunner:
         """What messages call the environment."""
         self._on_error = on_error
         self.vocab_size = vocab_size
+        self.slowest = SlowestCalls()
         self._thread: LoopThread | None = None
         self._at_work: WeakSet[LoopTaskHandle] = WeakSet()
 
@@ -227,7 +229,7 @@ class LoopTaskHandle:
         self.num_stuck = 0
         """Calls that got stuck since it was last set to 0."""
         self._thread = runner.thread()
-        self.calls = EnvironmentCalls(timeout_s=runner.timeout_s, given_up=self._given_up, now=now)
+        self.calls = self._new_calls()
         """The calls on the present event loop."""
         self._future: Future[None] | None = None
         self._is_cancelled = False
@@ -236,6 +238,10 @@ class LoopTaskHandle:
         self._polled = 0.0
         self._polling = threading.Lock()
         """Held while a thread looks: the event loop is given up once, and begins again once."""
+
+    def _new_calls(self) -> EnvironmentCalls:
+        runner = self._runner
+        return EnvironmentCalls(timeout_s=runner.timeout_s, given_up=self._given_up, now=self._now, slowest=runner.slowest)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -247,7 +253,7 @@ class LoopTaskHandle:
         runner = self._runner
         try:
             self._future = None
-            self.calls = EnvironmentCalls(timeout_s=runner.timeout_s, given_up=self._given_up, now=self._now)
+            self.calls = self._new_calls()
             self._thread = runner.thread()
             if self._is_cancelled:  # by another thread, in whose sight were those before
                 self.calls.is_over = True

@@ -101,7 +101,8 @@ class EpisodeCollector(Collector):
         ledger = LedgerFiles(writer=writer, keeps_answers=recipe.logging.evaluation_answers, **kept)
         yield ledger
         if isinstance(source, RolloutSource):
-            yield RolloutFiles(plan=self.plan, source=source, writer=writer, sinks=loop.sinks)
+            slowest = self.episodes.slowest
+            yield RolloutFiles(plan=self.plan, source=source, writer=writer, sinks=loop.sinks, slowest=slowest)
         if held_out is not None:
             yield AnswerObserver(
                 recipe=recipe,

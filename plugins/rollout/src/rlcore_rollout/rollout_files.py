@@ -17,6 +17,7 @@ from rlcore_rollout.failures import FILE, append_entries, evaluation_entries, le
 from rlcore_rollout.logged_samples import logged_samples
 from rlcore_rollout.rollout_table import advantages_of, prompt_texts, rollout_table
 from rlcore_rollout.schedule_file import append_step, begin_schedule, rewind_schedule
+from rlcore_rollout.slowest_calls import SlowestCalls
 from rlcore_rollout.sources import RolloutSource
 
 
@@ -41,12 +42,14 @@ class RolloutWriter:
 
 @frozen(kw_only=True, eq=False)
 class RolloutFiles(LoopObserver):
-    """Writes a step's samples as often as `[logging]` says, and its lines of failures.jsonl and schedule.jsonl."""
+    """Writes a step's samples as often as `[logging]` says, its lines of failures.jsonl and schedule.jsonl, and its slowest
+    calls."""
 
     plan: RunPlan
     source: RolloutSource
     writer: RolloutWriter
     sinks: Sinks
+    slowest: SlowestCalls
 
     def on_start(self, step: int) -> None:
         """See LoopObserver: what a resumed run writes again is forgotten."""
@@ -64,6 +67,7 @@ class RolloutFiles(LoopObserver):
         if _is_due(step.step, options.samples_every_n_steps) and self.sinks.take_samples:
             self.sinks.log_samples(step.step, logged_samples(sampled, trained, options.samples, tokenizer))
         append_entries(self.writer.directory / FILE, step.step, step_entries(sampled, trained, self.source.endings))
+        self.slowest.write(self.writer.directory, step.step)
         if (record := self.source.recorded()) is not None:
             append_step(self._schedule_file, record)  # before the step counts, so that no checkpoint of it is without
         return {"generated_tokens_per_second": 0.0} if self.source.is_reused else {}

@@ -1,7 +1,9 @@
 """A generator behind OpenAI's API: the server of sessions in front of its stream, with nothing recorded."""
 
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from attrs import evolve, frozen
 
@@ -66,11 +68,14 @@ def serve_generator(
     tokenizer = load_tokenizer(chat)
     parser = ToolParser.named(tool_parser, tokenizer.chat_template, partial(engine_tool_parser, entry, model))
     rank_info = spi.RankInfo(device=device)
-    context = spi.GeneratorContext(model=model, rank_info=rank_info, seed=0, max_sequence_length=limit, channel=None)
+    logs = Path(tempfile.mkdtemp(prefix="rlcore-serve-"))  # which stays, since errors name logs
+    context = spi.GeneratorContext(
+        model=model, rank_info=rank_info, seed=0, max_sequence_length=limit, channel=None, log_directory=logs
+    )
     handle = build_generator(entry, context, config)
     with closed_after(handle):
         sampler = SessionSampler(tokenizer.decode, streams_tokens=handle.has(spi.capabilities.TOKEN_STREAMING))
-        served = _served(entry, address.name, tokenizer, parser, sampler, limit, note)
+        served = evolve(_served(entry, address.name, tokenizer, parser, sampler, limit, note), engine_logs=logs)
         everyone = Session(token=address.api_key or "", record=None)
         with serving(served, Sessions(everyone), host=address.host, port=address.port) as url:
             note(f"{address.name} answers on {url}/v1; Ctrl-C ends it")

@@ -10,7 +10,6 @@ from attrs import frozen
 from rlcore import spi
 from rlcore.config.load import raw_from, read_raw
 from rlcore.config.recipe import Recipe
-from rlcore.files import file_lock
 from rlcore.gpu import Device, detect_device
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.selection import select
@@ -21,6 +20,7 @@ from rlcore.run.storage.checkpoint import MANIFEST, list_checkpoints, newest_che
 from rlcore.schema.file_limits import expanded
 from rlcore.schema.suggestions import similar_path
 from rlcore_model_files.directory import is_hub_name, model_problems
+from rlcore_model_files.file_lock import file_lock
 from rlcore_serve.exporting import export_checkpoint
 from rlcore_serve.generator_server import Address, Note, serve_generator
 from rlcore_serve.sessions.server import listening

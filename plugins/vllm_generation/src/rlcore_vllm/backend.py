@@ -6,7 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from operator import methodcaller
+from pathlib import Path
 from typing import Any, TypeAlias
+
+from attrs import evolve
 
 from rlcore import spi
 from rlcore.spi.arrays import Int64Array
@@ -27,7 +30,7 @@ from rlcore_vllm.replicas.replica import LocalReplica, Replica
 from rlcore_vllm.replicas.request_dispatch import dispatch
 from rlcore_vllm.replicas.stream import Stream
 from rlcore_vllm.setup.config import VllmConfig
-from rlcore_vllm.setup.settings import engine_settings, replica_devices, vocab_size, with_devices
+from rlcore_vllm.setup.settings import EngineSettings, engine_settings, replica_devices, vocab_size, with_devices
 
 OWN_WEIGHTS = HeldAdapters(numbers={"": NO_ADAPTER}, versions={NO_ADAPTER: 0})
 """The adapters held once the engines have read weights themselves."""
@@ -258,12 +261,13 @@ class VllmBackend:
 def make_replicas(context: spi.GeneratorContext, config: VllmConfig) -> list[Replica]:
     """The engines, not started yet. ContractError where this process would have to hold more than one."""
     settings = engine_settings(context, config)
+    settings_of = partial(_with_metrics, settings, context.log_directory if config.metrics else None)
     devices = (
         replica_devices(config, context.rank_info.local_rank) if context.rank_info.device == "cuda" else [()] * config.replicas
     )
     if not settings.in_process:
         return [
-            ProcessReplica(f"vllm-{index}", settings, places, config, context.log_directory)
+            ProcessReplica(f"vllm-{index}", settings_of(f"vllm-{index}"), places, config, context.log_directory)
             for index, places in enumerate(devices)
         ]
     if config.replicas > 1 or config.tensor_parallel > 1:
@@ -276,7 +280,16 @@ def make_replicas(context: spi.GeneratorContext, config: VllmConfig) -> list[Rep
             f"refit.channel: found {context.channel} on CUDA device {devices[0][0]}; expected device 0, which vLLM takes "
             "in a process. Set CUDA_VISIBLE_DEVICES, or choose another channel"
         )
-    return [LocalReplica("vllm-0", settings, devices[0])]
+    return [LocalReplica("vllm-0", settings_of("vllm-0"), devices[0])]
+
+
+def _with_metrics(settings: EngineSettings, logs: Path | None, name: str) -> EngineSettings:
+    """The settings of the engine of this name, whose metrics are kept beside its log."""
+    if logs is None:
+        return settings
+    logs.mkdir(parents=True, exist_ok=True)
+    arguments = {**settings.arguments, "disable_log_stats": False}
+    return evolve(settings, metrics_file=logs.absolute() / f"{name}.prom", arguments=arguments)
 
 
 def _gather(num_calls: int, finished: Finished, request: spi.GenerateRequest) -> list[FinishedSample]:

@@ -23,8 +23,9 @@ from attrs import frozen
 
 from rlcore.spi import RlcoreError, WorkerError
 from rlcore_workers.descendants import end_with
-from rlcore_workers.logged_process import LoggedProcess
+from rlcore_workers.logged_process import LoggedProcess, append_lines
 from rlcore_workers.process import ending
+from rlcore_workers.stacks import beginning_of, stacks_of
 
 START_POLL_S = 0.02
 LOOK_S = 1.0
@@ -86,6 +87,8 @@ class HostedProcess:
         address = f"\0rlcore-{secrets.token_hex(16)}"
         self._order = HostOrder(settings=settings, address=address, authkey=secrets.token_bytes(32), parent=os.getpid())
         self._killed_because: str | None = None
+        self._expiring = threading.Lock()
+        """Held while stacks are read, which one call of several that are late does."""
         self._host: Any = None
         self.process = LoggedProcess([sys.executable, "-m", module], log_file, env=environment, stdin=subprocess.PIPE)
 
@@ -132,9 +135,13 @@ class HostedProcess:
             raise
 
     def expire(self, what: str, timeout_s: float, key: str | None = None) -> None:
-        """Kill it, since it takes too long."""
+        """Kill it, since it takes too long; its stacks, as far as they can be read, go to its log and into the error."""
         remedy = f"; if it only needs longer, raise {self._section}.{key}" if key else ""
-        self._kill(f"gave no answer to {what} within {timeout_s:g} s and was ended{remedy}")
+        with self._expiring:
+            if self.process.poll() is None:
+                stacks = stacks_of(self.process.pid)
+                append_lines(self.process.log_file, stacks)
+                self._kill(f"gave no answer to {what} within {timeout_s:g} s and was ended{remedy}. {beginning_of(stacks)}")
 
     def give_up(self) -> None:
         """Kill it, since nobody waits for it any more."""

@@ -71,6 +71,12 @@ def new_log_file(directory: Path | None, name: str) -> Path:
     return directory / f"{name}.log"
 
 
+def append_lines(log_file: Path, text: str) -> None:
+    """Append lines to a log file, if it can be written from here."""
+    with contextlib.suppress(OSError), open(log_file, "a", opener=private) as file:
+        file.write(f"{text}\n")
+
+
 def last_lines(log_file: Path, start: int = 0) -> str:
     """Name a process's log file, with its last lines behind the first `start` bytes."""
     try:

@@ -15,7 +15,7 @@ from rlcore.spi import CheckContext, Note
 from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 
 Run = Callable[..., dict[str, Any]]
-RUN = "the run makes 12 optimizer steps (run.num_steps · training.minibatches_per_step)"
+RUN = "the run makes 12 optimizer steps (run.num_steps · updates of a step)"
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_what_comes_to_nothing_is_told_with_both_numbers(
 
 def test_a_critics_first_steps_are_none_of_the_policys(prepared: Callable[..., RunPlan]) -> None:
     plan = prepared("schedule.warmup_steps=11", "critic.warmup_steps=1", "algorithm.fake.critic=true")
-    run = "the run makes 10 optimizer steps (run.num_steps · training.minibatches_per_step, less critic.warmup_steps)"
+    run = "the run makes 10 optimizer steps (run.num_steps · updates of a step, less critic.warmup_steps)"
     assert [note for note in plan.notes if note.startswith("schedule.")] == [
         f"schedule.warmup_steps: 11, while {run}: 90.9% of the learning rate is all that it reaches"
     ]

@@ -8,7 +8,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcore.files import file_lock
 from rlcore.model_files import CONFIG_FILE, read_object
 from rlcore.schema.file_limits import expanded
 from rlcore.schema.suggestions import listed
@@ -16,6 +15,7 @@ from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ModelError, Problem, RlcoreError
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT, Head
 from rlcore_model_files.directory import model_problems
+from rlcore_model_files.file_lock import file_lock
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.decoders import decoder_problems, described_family, is_image_model
 from rlcore_torchkit.architectures.dims import ModelDims

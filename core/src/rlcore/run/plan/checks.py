@@ -202,7 +202,7 @@ def schedule_notes(plan: RunPlan) -> Iterator[Note]:
         return
     schedule, num_updates = plan.recipe.schedule, plan.num_train_steps
     warmup, decays = schedule.warmup_steps, schedule.decay != "constant"
-    run = f"the run makes {num_updates} optimizer steps (run.num_steps · training.minibatches_per_step)"
+    run = f"the run makes {num_updates} optimizer steps (run.num_steps · updates of a step)"
     if plan.critic_warmup_steps:
         run = f"{run[:-1]}, less critic.warmup_steps)"
     if warmup > num_updates:

@@ -14,8 +14,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -63,19 +64,27 @@ class LoopState:
     """Metrics of `step` where it was saved before its evaluation and its line in metrics.jsonl; None after them."""
 
 
-def save_checkpoint(root: Path, state: LoopState, write: Callable[[Path], None], *, keep: int | None) -> Path:
-    """Save as root/step-N what `write` puts into the directory it is given; then drop all but the `keep` newest, if any.
+def write_checkpoint(root: Path, state: LoopState, write: Callable[[Path], None], *, keep: int | None) -> Callable[[], Path]:
+    """Write what `write` puts into the directory it is given. The function that is returned, which another thread may call,
+    makes root/step-N of it, drops all but the `keep` newest, if any, and returns the path.
 
-    Raises StorageError when the disk is full, and then leaves the earlier checkpoints as they were.
+    Both raise StorageError when the disk is full, and then leave the earlier checkpoints as they were.
     """
     final = root / f"step-{state.step:06d}"
     partial = root / f".{final.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
-    try:
-        with storage_errors(f"checkpoint {final.name}", root):
-            partial.mkdir(parents=True)
-            (partial / LOOP_STATE).write_text(json.dumps(asdict(state), indent=2))
-            write(partial)
+
+    @contextmanager
+    def whole() -> Iterator[None]:
+        try:
+            with storage_errors(f"checkpoint {final.name}", root):
+                yield
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+    def complete() -> Path:
+        with whole():
             manifest = {"format": FORMAT, "files": _describe(partial)}
             (partial / MANIFEST).write_text(json.dumps(manifest, indent=2))
             for path in [*partial.rglob("*"), partial]:
@@ -84,12 +93,15 @@ def save_checkpoint(root: Path, state: LoopState, write: Callable[[Path], None],
                 shutil.rmtree(final)
             partial.rename(final)
             sync(root)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    for old in list_checkpoints(root)[:-keep] if keep is not None else []:
-        shutil.rmtree(old, ignore_errors=True)
-    return final
+        for old in list_checkpoints(root)[:-keep] if keep is not None else []:
+            shutil.rmtree(old, ignore_errors=True)
+        return final
+
+    with whole():
+        partial.mkdir(parents=True)
+        (partial / LOOP_STATE).write_text(json.dumps(asdict(state), indent=2))
+        write(partial)
+    return complete
 
 
 def list_checkpoints(root: Path) -> list[Path]:

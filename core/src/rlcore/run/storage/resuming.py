@@ -104,7 +104,8 @@ def newest(directory: RunDirectory, note: Note) -> Path | None:
 def _had_saved(directory: RunDirectory, records: Sequence[Mapping[str, float]]) -> str:
     """Return the evidence that the run had saved a checkpoint; "" where it need not have.
 
-    A run that ended while it saved the checkpoint of its last step has that step's line, and no summary.
+    A run that ended while it saved the checkpoint of its last step has that step's line, and no summary. A checkpoint may be
+    incomplete until the next one is saved.
     """
     if directory.last_saved is not None:
         return f"that of step {directory.last_saved} was saved"
@@ -114,7 +115,7 @@ def _had_saved(directory: RunDirectory, records: Sequence[Mapping[str, float]]) 
     except (CheckpointError, ValueError, LookupError, TypeError):
         return ""
     steps, is_complete = int(max((record["step"] for record in records), default=0)), directory.summary_file.exists()
-    periodic = 0 < every <= (steps if is_complete else steps - 1)
+    periodic = every > 0 and (every <= steps if is_complete else 2 * every < steps)
     if not periodic and not (at_end and is_complete):
         return ""
     when = f"every {every} steps" if periodic else "at its end"

@@ -2,18 +2,19 @@
 
 import hashlib
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from attrs import Factory, field, frozen
+from attrs import Factory, define, field
 
 from rlcore.files import storage_errors
 from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.run.data.rows_digest import RowDigests
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import LoopPosition
-from rlcore.run.storage.checkpoint import LoopState, save_checkpoint, sync, write_state
+from rlcore.run.storage.checkpoint import LoopState, sync, write_checkpoint, write_state
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.schema.file_limits import expanded
 from rlcore.spi import CheckpointError, LoadStateRequest, SaveStateRequest, Tokenizer
@@ -65,7 +66,7 @@ def _digest(named: Any) -> Any:
     return None if named is None else model_digest(named.path, named.revision)
 
 
-@frozen(kw_only=True, eq=False)
+@define(kw_only=True, eq=False)
 class RunSaver:
     """Saves into one run directory."""
 
@@ -83,9 +84,12 @@ class RunSaver:
     """`model_digest` of the model in [reference]; None without that section."""
     critic: str | None = field(init=False, default=Factory(lambda saver: _digest(saver.plan.critic), takes_self=True))
     """`model_digest` of the model that the critic begins with; None where none is trained."""
+    thread: ThreadPoolExecutor = field(init=False, factory=lambda: ThreadPoolExecutor(1, "checkpoint"))
+    _completing: tuple[int, Future[Path]] | None = field(init=False, default=None)
+    """The step of a checkpoint that is written and not complete."""
 
     def save(self, position: LoopPosition, rollouts: bytes | None, *, prune: bool) -> None:
-        """A checkpoint of a position and of what is under way there; `prune` drops all but the `checkpoint.keep` newest."""
+        """See Saver; `prune` drops all but the `checkpoint.keep` newest."""
         state = LoopState(
             step=position.step,
             weight_version=position.weight_version,
@@ -103,8 +107,20 @@ class RunSaver:
             with storage_errors("metrics.jsonl", self.directory.path):
                 sync(self.directory.metrics_file)
         write = partial(self._write, position.algorithm_state, rollouts)
-        save_checkpoint(self.directory.checkpoints, state, write, keep=self.plan.recipe.checkpoint.keep if prune else None)
-        self.directory.note_saved(position.step)
+        keep = self.plan.recipe.checkpoint.keep if prune else None
+        complete = write_checkpoint(self.directory.checkpoints, state, write, keep=keep)
+        self._completing = position.step, self.thread.submit(complete)
+
+    def completed(self, *, wait: bool) -> int | None:
+        """See Saver."""
+        if self._completing is None or not (wait or self._completing[1].done()):
+            return None
+        step, future = self._completing
+        _ = future.exception()  # an interrupt ends this wait, and nothing is forgotten
+        self._completing = None
+        future.result()
+        self.directory.note_saved(step)
+        return step
 
     @property
     def can_save(self) -> bool:

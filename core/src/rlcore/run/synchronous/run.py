@@ -43,6 +43,10 @@ class Unsaved:
     def save(self, position: LoopPosition, rollouts: bytes | None, *, prune: bool) -> None:
         """See Saver: there are no checkpoints."""
 
+    def completed(self, *, wait: bool) -> int | None:  # noqa: ARG002
+        """See Saver."""
+        return None
+
     def export_to(self, final: Path, kind: Literal["hf", "peft"] = "hf") -> Path:  # noqa: ARG002
         """See Saver."""
         raise spi.StorageError(f"{final}: a run of the inner ring exports no model")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 from attrs import define, evolve
 
 from rlcore import spi
@@ -109,8 +110,14 @@ class PolicyLearner:
             wanted.append(LogprobsColumn(name=spi.PREVIOUS_LOGPROBS, model="policy", first=num_own))
             columns.append(spi.PREVIOUS_LOGPROBS)
             later = evolve(loss, token_columns=tuple(dict.fromkeys(columns)), previous_logprobs="given")
-        found = [evolve(minibatch, batch=batch) for minibatch in minibatches]
+        every = np.concatenate([one.sequences for one in minibatches])
+        if wanted and len(once := np.unique(every)) < len(every):  # epochs share what is computed once
+            with self.clock.phase("logprobs"):
+                for one in wanted:
+                    batch = batch.with_token_column(one.name, self.trainer.logprobs(batch, once, one.model, version))
+            wanted = []
+        again = [evolve(minibatch, batch=batch) for minibatch in minibatches]
         if wanted:
             with self.clock.phase("logprobs"):
-                found = self.trainer.with_logprobs(found, wanted, columns, version)
-        return [(minibatch, later if number >= num_own else first) for number, minibatch in enumerate(found)]
+                again = self.trainer.with_logprobs(again, wanted, columns, version)
+        return [(minibatch, later if number >= num_own else first) for number, minibatch in enumerate(again)]

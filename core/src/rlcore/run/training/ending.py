@@ -17,6 +17,7 @@ def run_to_end(loop: Loop, directory: RunDirectory) -> None:
     try:
         with loop.guard.entered():
             loop.run()
+            loop.await_checkpoint()
     except KeyboardInterrupt as interrupt:
         raise _interrupted(loop, directory.checkpoints) from interrupt
     except Exception as error:
@@ -75,14 +76,16 @@ def _interrupted(loop: Loop, checkpoints: Path) -> InterruptedRun:
             f"stopped at once, in the middle of step {torn}; nothing of it was saved. "
             "--resume continues from the newest checkpoint."
         )
-    if loop.position.saved_step != step and not loop.saver.can_save:
-        return InterruptedRun(
-            f"stopped after step {step}, in the midst of a call after which the state of trainer or generator is not known; "
-            "nothing was saved. --resume continues from the newest checkpoint."
-        )
     try:
+        loop.await_checkpoint()
+        if loop.position.saved_step != step and not loop.saver.can_save:
+            return InterruptedRun(
+                f"stopped after step {step}, in the midst of a call after which the state of trainer or generator is not "
+                "known; nothing was saved. --resume continues from the newest checkpoint."
+            )
         if loop.position.saved_step != step:
             loop.save()
+            loop.await_checkpoint()
     except KeyboardInterrupt:
         return InterruptedRun(
             f"stopped at once, before the checkpoint of step {step} was saved. --resume continues from the newest checkpoint."
@@ -101,13 +104,15 @@ def _save_what_is_whole(loop: Loop, checkpoints: Path, error: Exception) -> str:
     position = loop.position
     is_certain = position.is_whole or isinstance(error, NonFiniteError)
     may_save = loop.saver.can_save and is_certain and position.step > 0 and not isinstance(error, StorageError)
-    if may_save and position.saved_step != position.step:
-        try:
+    try:
+        loop.await_checkpoint()
+        if may_save and position.saved_step != position.step:
             loop.save(prune=False)
-        except Exception as failure:
-            return f"The state after step {position.step} could not be saved either: {failure}"
-        except KeyboardInterrupt:
-            return f"The state after step {position.step} was not saved: stopped at once."
+            loop.await_checkpoint()
+    except Exception as failure:
+        return f"The state after step {position.step} could not be saved either: {failure}"
+    except KeyboardInterrupt:
+        return f"The state after step {position.step} was not saved: stopped at once."
     if position.saved_step < 0:
         return ""
     path = checkpoints / f"step-{position.saved_step:06d}"

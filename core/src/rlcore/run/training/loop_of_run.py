@@ -67,7 +67,7 @@ class TrainingRun:
         plan, clock = self.plan, self.clock
         log = partial(append_metrics, self.directory.metrics_file)
         digest = saver.reference or saver.model
-        with opened_reference(plan, backends, self.directory.path, digest, self.progress.note) as reference:
+        with opened_reference(plan, backends, self.directory.path, digest, self.progress.note) as reference, saver.thread:
             collecting = self._collecting(backends, weights, reference.on_tokens)
             source = self.inputs.source(collecting)
             _begin(source, position.step, checkpoint)

@@ -9,6 +9,7 @@ from rlcore_serve.sessions.bounds import require_bounded
 from rlcore_serve.sessions.errors import RequestError
 from rlcore_serve.sessions.request_keys import looked_up, shown
 from rlcore_serve.sessions.requests import AnswerRequest, read_as_chat
+from rlcore_serve.sessions.response_formats import as_chat, format_fault
 
 _SAME = ("model", "messages", "max_tokens", "temperature", "top_k", "top_p", "stream", "chat_template_kwargs", "record")
 """Keys that a chat reads in the same way; `messages` after they are put into its form."""
@@ -56,6 +57,12 @@ def read_message_request(body: object, default: SamplingParams) -> AnswerRequest
     problems += [*_wrong_tools(tools), *_wrong_choice(values.get("tool_choice"))]
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
         problems.append(f"stop_sequences: found {shown(stops)}; expected a list of texts, none of them empty")
+    output = values.get("output_config")
+    if isinstance(output, dict) and output.get("format") is not None:
+        chat["response_format"] = as_chat(output["format"])
+        if (fault := format_fault(chat["response_format"])) is not None:
+            del chat["response_format"]
+            problems.append(f"output_config: {fault} as its format")
     if "max_tokens" not in values:
         problems.append("max_tokens: found none; expected a whole number, at least 1")
     if not problems:

@@ -25,9 +25,8 @@ class Key:
     """Note for the log on a value that is ignored."""
 
 
-def _has_format(config: Any) -> bool:
-    """Return whether an `output_config` asks for a format of the text, or is no object."""
-    return not isinstance(config, dict) or config.get("format") is not None
+def _has_effort(config: Any) -> bool:
+    return isinstance(config, dict) and not config.keys() - {"format", "effort"}
 
 
 def _is_text(value: Any) -> bool:
@@ -45,7 +44,7 @@ def _has_verbosity(text: Any) -> bool:
 
 
 def _is_format(text: Any) -> bool:
-    """Return whether a `text` has nothing but a `format`."""
+    """Return whether a `text` or an `output_config` has nothing but a `format`."""
     return isinstance(text, dict) and not text.keys() - {"format"}
 
 
@@ -178,7 +177,9 @@ KEYS: Mapping[Api, Mapping[str, Key]] = {
         "messages": _READ,
         "metadata": _NO_EFFECT,
         "model": _READ,
-        "output_config": Key(only=(), why="but an object", passed_over=lambda value: not _has_format(value), note=_HINT.note),
+        "output_config": Key(
+            only=({},), why="or a format", read=_is_format, passed_over=_has_effort, note=f"but for its format: {_HINT.note}"
+        ),
         "record": _READ,
         "service_tier": _NO_EFFECT,
         "speed": _NO_EFFECT,

@@ -35,7 +35,7 @@ def format_fault(response_format: Any) -> str | None:
 
 
 def as_chat(text_format: Any) -> Any:
-    """Return the `format` of the Responses API's `text` in the form of a chat."""
+    """Return the `format` of a `text` or an `output_config`, which names its schema itself, in the form of a chat."""
     if not isinstance(text_format, dict) or text_format.get("type") != "json_schema":
         return text_format
     return {"type": "json_schema", "json_schema": {name: value for name, value in text_format.items() if name != "type"}}

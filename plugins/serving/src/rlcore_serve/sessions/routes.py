@@ -5,11 +5,14 @@ import json
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from rlcore.spi import SamplingParams
+from rlcore_prometheus.run_files import exposition
 from rlcore_serve.sessions.bounds import body_too_long, max_body_bytes, read_json
 from rlcore_serve.sessions.errors import RequestError, bad_request
 from rlcore_serve.sessions.message_reply import MessageReply
@@ -86,10 +89,15 @@ class Routes:
                 application.router.add_post(f"{base}/messages", self._message)
                 application.router.add_post(f"{base}/messages/count_tokens", self._count_tokens)
         application.router.add_get("/health", self._health)
+        if self._model.engine_logs is not None:
+            application.router.add_get("/metrics", partial(self._metrics, self._model.engine_logs))
         return application
 
     async def _health(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002
         return web.json_response({"status": "ending" if self._gate.is_closed else "ok"})
+
+    async def _metrics(self, logs: Path, request: web.Request) -> web.StreamResponse:  # noqa: ARG002
+        return web.Response(body=await off_loop(exposition, logs), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         self._session(request)

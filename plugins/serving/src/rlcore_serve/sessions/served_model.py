@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -112,6 +113,8 @@ class ServedModel:
     """False where the chat template reads no tools, so that the conversation's text describes them."""
     keeps_kept: bool = False
     """See SessionContext."""
+    engine_logs: Path | None = None
+    """Folder in which engines write their logs and metrics; None where `GET /metrics` shows none."""
 
     note: Callable[[str], None] = lambda text: None  # noqa: ARG005
     """Logs a note on a key that has no effect. Called from any thread."""

@@ -38,6 +38,7 @@ OWNED: dict[str, str] = {
     "kv_cache_dtype": "Set generator.vllm.kv_cache_dtype.",
     "calculate_kv_scales": "Leave it out: vLLM calculates scales once, and refits change the weights that they were for.",
     "speculative_config": "Set generator.vllm.speculative_ngram, speculative_model or speculative_method.",
+    "disable_log_stats": "Set generator.vllm.metrics.",
     "served_model_name": "Pass --name to `rlcore serve`.",
     "logprobs_mode": "Leave it out: training needs the log-probabilities of the distribution sampled from.",
     "max_logprobs": "Leave it out: training needs the sampled tokens' alone.",

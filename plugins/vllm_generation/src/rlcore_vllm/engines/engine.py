@@ -13,6 +13,7 @@ from rlcore.spi import ContractError, DraftCounts, RlcoreError, WorkerError
 from rlcore_torchkit.generation import FinishedSample
 from rlcore_vllm.engines import residency, versions
 from rlcore_vllm.engines.draft_counter import DraftCounter
+from rlcore_vllm.engines.engine_metrics import EngineMetrics
 from rlcore_vllm.engines.environment import RunningEngine
 from rlcore_vllm.engines.explain import explain
 from rlcore_vllm.engines.grammars import start_grammars
@@ -56,6 +57,7 @@ class Engine:
         self._recorder: Logprobs | None = None
         self._masks: Masks | None = None
         self._draft_counter: DraftCounter | None = None
+        self._metrics: EngineMetrics | None = None
         self._num_steps = 0
         self._num_requests = 0
         self._versions: Mapping[int, int] = {}
@@ -138,6 +140,8 @@ class Engine:
             self._recorder = versions.logprob_recorder(self._llm, self._rank_calls)
             self._masks = versions.mask_recorder(self._llm, self._rank_calls)
             self._draft_counter = versions.draft_counter(self._core)
+            if self._settings.metrics_file is not None:
+                self._metrics = EngineMetrics(self._llm, self._settings.metrics_file)
         except BaseException as error:
             ready.set_exception(error)
             return
@@ -151,7 +155,10 @@ class Engine:
 
     def _loop(self) -> None:
         while not self._closing:
-            self._carry_out(block=self._paused or not versions.has_work(self._core))
+            has_work = versions.has_work(self._core)
+            if self._metrics is not None and not has_work:
+                self._metrics.rest()
+            self._carry_out(block=self._paused or not has_work)
             if not self._paused and versions.has_work(self._core):
                 self._step()
 
@@ -221,6 +228,9 @@ class Engine:
                 self._samples[request.request_id] = sample
                 if self._recorder is not None:
                     self._recorder.expect(request.request_id, len(prompt) + limit)
+                if self._metrics is not None:
+                    name = request.lora_request.lora_name if request.lora_request is not None else None
+                    self._metrics.begin(request.request_id, len(prompt), limit, name)
                 self._llm.engine_core.add_request(request)
         except BaseException:
             self._cancel(job)
@@ -232,7 +242,10 @@ class Engine:
         self._num_steps += 1
         if self._rank_calls is not None:
             self._rank_calls.tell()
-        for output in self._llm.engine_core.get_output().outputs:
+        outputs = self._llm.engine_core.get_output()
+        if self._metrics is not None:
+            self._metrics.record(outputs)
+        for output in outputs.outputs:
             sample = self._samples.get(output.request_id)
             if sample is None:
                 continue
@@ -259,7 +272,7 @@ class Engine:
                 del self._samples[output.request_id]
                 sample.reason = finish_reason(reason, len(sample.tokens), sample.limit)
                 self._ended[output.request_id] = sample
-        self._llm.engine_core.abort_requests(stopped)
+        self._abort(stopped)
         if self._ended and self._is_worth_a_wait(self._recorder):
             self._hand_out()
 
@@ -304,7 +317,7 @@ class Engine:
             self._samples = {request: sample for request, sample in self._samples.items() if request not in gone}
             self._ended |= gone
             self._hand_out()  # before vLLM forgets the requests, and the recorder with it
-            self._llm.engine_core.abort_requests(list(gone))
+            self._abort(list(gone))
         versions.drop_caches(self._core)
         self._versions = new
         for sample in self._samples.values():
@@ -346,7 +359,7 @@ class Engine:
                 self._cancel(job)
             raise
         finally:
-            self._llm.engine_core.abort_requests(list(cut))
+            self._abort(list(cut))
 
     def _cancel(self, job: Job) -> None:
         requests = [request for request, sample in self._samples.items() if sample.job is job]
@@ -355,7 +368,12 @@ class Engine:
                 recorder.forget([*requests, *(request for request, sample in self._ended.items() if sample.job is job)])
         self._samples = {request: sample for request, sample in self._samples.items() if sample.job is not job}
         self._ended = {request: sample for request, sample in self._ended.items() if sample.job is not job}
-        self._llm.engine_core.abort_requests(requests)
+        self._abort(requests)
+
+    def _abort(self, requests: Sequence[str]) -> None:
+        self._llm.engine_core.abort_requests(list(requests))
+        if self._metrics is not None:
+            self._metrics.forget(requests)
 
     def _shut_down(self) -> None:
         with self._lock:
@@ -366,7 +384,9 @@ class Engine:
         for job in {id(sample.job): sample.job for sample in left}.values():
             settle(job.done, self._error())
         self._samples, self._ended = {}, {}
-        del self._llm, self._core, self._rank_calls, self._recorder, self._masks
+        if self._metrics is not None:
+            self._metrics.close()
+        del self._llm, self._core, self._rank_calls, self._recorder, self._masks, self._metrics
         self._running.stop()
 
     def _error(self) -> WorkerError:

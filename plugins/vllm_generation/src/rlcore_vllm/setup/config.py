@@ -82,6 +82,9 @@ class VllmConfig:
     head (arXiv:2412.19437) in the files of `speculative_model` or, without that key, of the policy itself."""
     speculative_tokens: Annotated[int, between(1, 32)] = 4
     """Tokens that the drafter guesses at a time."""
+    metrics: bool = False
+    """Keep vLLM's own metrics, such as `vllm:num_requests_running`, in a file `logs/vllm-0.prom` of the run directory. The sink
+    `prometheus` and `rlcore serve` show them at /metrics."""
     start_timeout_s: Seconds = 600.0
     """Most seconds for an engine to start. Like the next two, of an engine in a process of its own, which is then ended; one in
     the trainer's process is waited for."""

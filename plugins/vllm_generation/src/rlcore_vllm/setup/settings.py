@@ -53,6 +53,8 @@ class EngineSettings:
     """Arguments of vLLM's EngineArgs, by its names."""
     batch_invariant: bool = False
     """True where what is computed of a token is the same bits in every batch."""
+    metrics_file: Path | None = None
+    """File for vLLM's own metrics; None where they are not kept."""
 
     @property
     def has_drafter(self) -> bool:

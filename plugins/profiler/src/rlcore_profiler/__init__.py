@@ -1,0 +1,1 @@
+"""Observers of rlcore: what each rank does, and traces of chosen steps"""

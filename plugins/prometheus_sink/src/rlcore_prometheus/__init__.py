@@ -1,0 +1,1 @@
+"""Sink for rlcore: Prometheus"""
