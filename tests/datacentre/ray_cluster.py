@@ -56,13 +56,14 @@ def start_ray(centre: DataCentre, *, by_address: bool = False) -> None:
         give_token(host)
     start_head(first, *options[first])
     for log in [start_node(host, first, *options[host]) for host in others]:
-        _await_text(log, "Ray runtime started")
+        await_joined(log)
 
 
-def _await_text(file: Path, text: str) -> None:
+def await_joined(log: Path) -> None:
+    """Wait until a host has joined the head, by what Ray says on it."""
     deadline = time.monotonic() + START_S
-    while text not in file.read_text():
-        assert time.monotonic() < deadline, f"no {text!r} in: {file.read_text()}"
+    while "Ray runtime started" not in log.read_text():
+        assert time.monotonic() < deadline, f"the host does not join: {log.read_text()}"
         time.sleep(0.2)
 
 
