@@ -26,6 +26,7 @@ INIT = Path(__file__).with_name("host_init.py")
 NAMES = Path(__file__).with_name("slow_names.py")
 NETWORK = "10.77.0"
 ROUTER = f"{NETWORK}.254"
+PUBLIC = "192.0.2"
 PROGRAMS = ("ip", "tc", "nft", "ss", "unshare", "nsenter", "mount")
 TUN = Path("/dev/net/tun")
 END_S = 60.0
@@ -250,6 +251,24 @@ class DataCentre:
         self.network.join(number, host.namespaces.first)
         host.check(["mkdir", "-p", "/tmp/home"])
         return host
+
+    def add_public_networks(self) -> None:
+        """Give each host a second interface, by which it would reach the internet and no other host reaches it."""
+        for host in self.hosts.values():
+            host.check(["ip", "link", "add", "public", "type", "veth", "peer", "name", "internet"])
+            host.check(["ip", "address", "add", f"{PUBLIC}.{host.number}/24", "dev", "public"])
+            for device in ("public", "internet"):
+                host.check(["ip", "link", "set", device, "up"])
+            host.check(["ip", "route", "add", f"{NETWORK}.0/24", "via", ROUTER])
+            host.check(["ip", "route", "replace", "default", "dev", "public"])
+
+    def put_right(self) -> None:
+        """End everything on all hosts, and start those that are gone."""
+        for number, host in self.hosts.items():
+            if host.namespaces.keeper.poll() is None:
+                host.end_processes()
+            else:
+                self.revive(number)
 
     def namespaces(self) -> list[Namespaces]:
         """Those of the router and of the hosts."""

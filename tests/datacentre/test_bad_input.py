@@ -8,7 +8,7 @@ import pytest
 
 from ..system.chaos_faults import CLOCK, CLOCK_MODULE
 from .hosts import DataCentre
-from .ray_cluster import TOKEN, give_token, start_head, start_node, start_ray
+from .ray_cluster import TOKEN, await_joined, give_token, start_head, start_node, start_ray
 from .runs import SMALL, TWO_HOSTS, assert_same_metrics, failure, started, trained
 
 pytestmark = pytest.mark.wide
@@ -46,7 +46,7 @@ def start_head_and_node(centre: DataCentre, **variables: str) -> None:
     for host in (one, other):
         give_token(host)
     start_head(one)
-    start_node(other, one, variables=variables)
+    await_joined(start_node(other, one, **variables))
 
 
 def test_a_host_without_the_shared_folder_is_named(hosts: DataCentre) -> None:

@@ -96,16 +96,7 @@ def cluster(centre: DataCentre) -> Iterator[DataCentre]:
     """Two hosts with a Ray cluster of their own."""
     start_ray(centre)
     yield centre
-    put_right(centre)
-
-
-def put_right(centre: DataCentre) -> None:
-    """End everything on all hosts, and start those that are gone."""
-    for number, host in centre.hosts.items():
-        if host.namespaces.keeper.poll() is None:
-            host.end_processes()
-        else:
-            centre.revive(number)
+    centre.put_right()
 
 
 def test_a_name_server_may_take_its_time(cluster: DataCentre, whole: Path) -> None:
@@ -130,7 +121,7 @@ def test_a_run_goes_on_or_names_the_cause_and_resumes(cluster: DataCentre, whole
     assert (code, fault.cause in run.said()) == (fault.exit_code, True), run.said()
     assert_nothing_is_left(cluster)
     if code:
-        put_right(cluster)
+        cluster.put_right()
         start_ray(cluster)
         trained(driver, name, *STEPS, *TWO_HOSTS, "--resume")
     assert_same_metrics(run.directory, whole)
