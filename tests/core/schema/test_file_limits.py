@@ -14,7 +14,6 @@ from rlcore.config.load import read_raw
 from rlcore.config.model import ModelConfig
 from rlcore.schema.file_limits import memory_bytes, read_file, require_file
 from rlcore.spi import RlcoreError
-from rlcore_datasets.regular_files import require_tree
 from rlcore_model_files.directory import model_problems
 from rlcore_text.chats.images import image_file
 from rlcore_text.rows.datasets import load_rows
@@ -79,23 +78,6 @@ def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="more bytes"):
         read_file(Path("/proc/self/status"), 10)  # which says that it has none
     assert 2**20 < memory_bytes() < 2**50
-
-
-def test_folders_end(tmp_path: Path) -> None:
-    inner = tmp_path / "a" / "b"
-    inner.mkdir(parents=True)
-    (inner / "file").touch()
-    (tmp_path / "gone").symlink_to("nowhere")
-    (tmp_path / "c").symlink_to("a/b")
-    require_tree(tmp_path)
-    require_tree(inner / "file")
-    (inner / "up").symlink_to(tmp_path / "a")
-    with pytest.raises(OSError, match="in which it lies"):
-        require_tree(tmp_path)
-    (inner / "up").unlink()
-    os.mkfifo(inner / "pipe")
-    with pytest.raises(OSError, match="named pipe"):
-        require_tree(tmp_path)
 
 
 def recipe(path: Path) -> None:
