@@ -26,9 +26,9 @@ class RayConfig(ClusterConfig):
     local one, which only this machine can reach, and stops it at the end."""
     wait_s: Annotated[float, Constraint("of seconds of at least 0", lambda value: 0 <= value < math.inf)] = 0.0
     """Most seconds to wait for a cluster that is smaller than required; 0 ends the run at once."""
-    collectors: Literal["auto"] | Positive = "auto"
-    """Processes that collect samples beside the engines: prompts, turns, environments and rewards. "auto" starts one on each
-    node with engines. On a single node, and with 1, the driver collects."""
+    collectors: Literal["auto"] | Positive = 1
+    """Processes that collect samples beside the engines: prompts, turns, environments and rewards. With 1 the driver collects.
+    "auto" starts one on each node with engines; on a single node the driver collects."""
     max_engine_restarts: Count = 3
     """How often the engine of one generator may fail within engine_restart_window_s while other generators go on. They take
     over its requests, and it is restarted and refitted. One failure more ends the run. With 0 the failure of one engine fails
