@@ -134,7 +134,8 @@ class CollectorProcesses:
                 messages = host.receive()
             except BaseException as error:  # nobody sees what a thread raises
                 if not self._is_closing:
-                    self._lost = error if isinstance(error, WorkerError) else WorkerError(f"collector {index}: {error}")
+                    lost = error if isinstance(error, WorkerError) else WorkerError(f"collector {index}: {error}")
+                    self._lost = self._lost or lost  # others may end with the first
                     self._items.put(self._fail_all)
                 return
             if messages:
@@ -245,7 +246,7 @@ class RemoteCollectors(Collectors):
 
     def fail(self, error: BaseException) -> None:
         """Keep an error to be raised; first of all one that ends the run."""
-        if self._failure is None or isinstance(self._failure, WorkerError):
+        if self._failure is None or (isinstance(self._failure, WorkerError) and not isinstance(error, WorkerError)):
             self._failure = error
         self._wake_up.set()
 
