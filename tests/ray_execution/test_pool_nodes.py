@@ -19,12 +19,16 @@ NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
 
 
 @pytest.fixture
-def nodes(installed: Path) -> Iterator[Any]:
-    """A running cluster of two nodes with two CPUs each, which runs join by its address."""
+def nodes(installed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """A running cluster of two nodes with two CPUs each, which runs join by its address. It is from before its user's token, as
+    where a local run on the head wrote one since."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
     cluster.second = cluster.add_node(**NODE)
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef" * 4)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
     yield cluster
     cluster.shutdown()
 

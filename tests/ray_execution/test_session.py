@@ -47,13 +47,13 @@ def test_no_running_cluster_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("has_token", "refused", "tried"),
-    [(False, (), [None]), (True, (), ["token"]), (True, ("token",), ["token", None])],
+    [(False, (), [None]), (True, (), [None]), (True, (None,), [None, "token"])],
 )
 def test_a_cluster_that_asks_for_the_users_token_is_told_of_it(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     has_token: bool,
-    refused: tuple[str, ...],
+    refused: tuple[str | None, ...],
     tried: list[str | None],
 ) -> None:
     import ray  # before the variables of a token, which it would keep

@@ -109,15 +109,13 @@ def _authentication(address: str) -> Mapping[str, str]:
     token as soon as its user has one, which a local start leaves in the user's home; who joins has to say that it has it."""
     if address != "auto":
         _reach(address)
-    if "RAY_AUTH_MODE" not in os.environ and _has_token():
-        try:
-            _probe(address, _TOKEN)
-        except ConfigError:
-            _probe(address, {})  # one from before the token
-        else:
-            return _TOKEN
-    else:
-        _probe(address, {})
+    try:
+        _probe(address, {})  # first: a head from before the token takes one too, and is then refused by this process
+    except ConfigError:
+        if "RAY_AUTH_MODE" in os.environ or not _has_token():
+            raise
+        _probe(address, _TOKEN)
+        return _TOKEN
     return {}
 
 
