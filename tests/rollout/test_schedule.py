@@ -190,6 +190,15 @@ def test_batches_run_ahead_as_far_as_the_last_step_that_uses_them_is_within_the_
     assert policy(max_staleness=1, reuse=2).starts_together
 
 
+def test_a_batch_takes_the_groups_for_which_the_next_one_comes_too_late() -> None:
+    """The bound of 3 lies between two batches, at 2 and at 4 steps."""
+    rules = policy(groups_per_step=1, max_staleness=4, reuse=2, num_steps=6)
+    schedule = Schedule(rules, Position(next_number=3, trained=2, running={1: 0}, complete={2: 2}))
+    assert not schedule.can_take()
+    end(schedule, 1)
+    assert schedule.take() == [1]
+
+
 def test_a_batch_of_which_a_group_begins_again_waits_until_it_is_whole() -> None:
     schedule = Schedule(policy(max_staleness=1, reuse=2), Position(next_number=2, trained=1, reused={0: 0, 1: 0}))
     assert schedule.open_groups == [0, 1]

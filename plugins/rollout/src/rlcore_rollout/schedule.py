@@ -291,7 +291,8 @@ class Schedule:
             complete, running = Counter(at.complete.values()), Counter(at.running.values())
             for later in range(policy.batches_ahead + 1):
                 # What has to be trained on by the batch that is so much later, and what those after this one can take of it.
-                last = at.trained + later * policy.reuse - policy.first_staleness
+                next_batch = at.trained - at.trained % policy.reuse + (later + 1) * policy.reuse
+                last = next_batch - policy.first_staleness - 1
                 num_complete, num_running = (
                     sum(number for begun, number in groups.items() if begun <= last) for groups in (complete, running)
                 )
