@@ -163,7 +163,7 @@ class Host:
         )
 
     def check(self, command: Sequence[str | Path], **variables: str) -> str:
-        """What a command on the host prints, which has to succeed."""
+        """Run a command on the host, which has to succeed, and return its output."""
         result = self.run(command, **variables)
         assert result.returncode == 0, f"{command} on {self.name}: {result.stdout}{result.stderr}"
         return result.stdout
@@ -271,7 +271,7 @@ class DataCentre:
                 self.revive(number)
 
     def namespaces(self) -> list[Namespaces]:
-        """Those of the router and of the hosts."""
+        """Network namespaces of the router and of the hosts."""
         return [self.router, *(host.namespaces for host in self.hosts.values())]
 
     def processes(self) -> list[Any]:

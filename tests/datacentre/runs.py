@@ -40,7 +40,7 @@ class Run:
     output: Path
 
     def said(self) -> str:
-        """What it has printed."""
+        """Return its output so far."""
         return self.output.read_text(errors="replace")
 
     def await_step(self, step: int) -> None:

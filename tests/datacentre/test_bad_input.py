@@ -107,7 +107,7 @@ def test_two_drivers_of_one_run_over_hosts(hosts: DataCentre) -> None:
 
 
 def test_another_recipe_does_not_take_over_a_run(hosts: DataCentre) -> None:
-    """Of one process, on another host."""
+    """Metrics of the run in one process, on another host."""
     one, other = hosts.hosts.values()
     trained(one, "recipe", *SMALL)
     said = failure(other, "recipe", 6, *SMALL, "algorithm.name=sft", "--resume")

@@ -45,7 +45,7 @@ def submit(slurm: DataCentre) -> str:
 
 
 def state(slurm: DataCentre, job: str) -> dict[str, str]:
-    """What Slurm knows of a job."""
+    """Return Slurm's record of a job."""
     return dict(re.findall(r"(\S+?)=(\S*)", command(slurm.hosts[1], slurm.shared, "scontrol", "show", "job", job)))
 
 

@@ -90,7 +90,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[set[str]]:
 
 @pytest.fixture
 def dashboard(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """What `python -m rlcore_prometheus` prints."""
+    """Return the output of `python -m rlcore_prometheus`."""
     runpy.run_module("rlcore_prometheus", run_name="__main__")
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found

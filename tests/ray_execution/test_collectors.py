@@ -34,7 +34,7 @@ def test_metrics_are_those_of_the_driver(run: Run, tmp_path: Path, options: tupl
 
 @pytest.mark.usefixtures("local_ray")
 def test_workers_start_anew_where_a_collector_dies(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a rank does: from the newest checkpoint, with the metrics of an undisturbed run."""
+    """The newest checkpoint continues, with the metrics of an undisturbed run."""
     run(*LAYOUT, "run.name=undisturbed")
     send, killed = HostedCollector.send, list[str]()
 

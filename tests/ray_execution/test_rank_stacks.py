@@ -27,7 +27,7 @@ OPTIONS = (
     "trainer.ranked.fault.version=2",
 )
 FRAMES = ("nanosleep (libc", "stand_still_with_pythons_lock (ranked_fakes.py:", "Worker.train_step (rlcore_ray/worker.py:")
-"""Of C, of the plugin, of the worker that called it."""
+"""Functions of the stack: of C, of the plugin, of the worker that called it."""
 
 
 def test_a_rank_that_holds_pythons_lock_in_c_is_shown_down_to_c(run: Callable[..., Any], tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ CLOSE_S = 10.0
 
 @frozen(kw_only=True, eq=False)
 class CollectorOrder:
-    """What a process collects with."""
+    """The parts that a process collects with."""
 
     make: bytes
     """Pickled: builds the collector, given a generator, the collector's number and the number of all."""
@@ -44,7 +44,7 @@ class CollectorOrder:
 
 @frozen(kw_only=True, eq=False)
 class Sent:
-    """What a collector has sent since the last time."""
+    """Messages of a collector since the last call."""
 
     messages: Sequence[Any]
     notes: Sequence[str]
@@ -57,7 +57,7 @@ class Sent:
 
 @frozen(kw_only=True, eq=False)
 class CollectorPlaces:
-    """Where the collectors of a pool run, and which engines each feeds."""
+    """Places of a pool's collectors, and the engines that each feeds."""
 
     group: Any
     """Ray's placement group."""

@@ -36,7 +36,7 @@ class Engines:
     _num_restarts: int = field(default=0, init=False)
     _stream: Rejoins | None = field(default=None, init=False)
     _followers: list[Rejoins] = field(factory=list, init=False)
-    """Those in other processes that stream by some of the engines."""
+    """Collectors in other processes that stream by some of the engines."""
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
 
     @property

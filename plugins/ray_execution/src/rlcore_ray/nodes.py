@@ -1,4 +1,4 @@
-"""What the nodes of a pool have in common: software, the shared folder, and the time."""
+"""Checks of what the nodes of a pool share: software, the folder of the run, and the time."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby

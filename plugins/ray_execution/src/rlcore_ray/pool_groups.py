@@ -202,7 +202,7 @@ class PoolGenerator(_PoolGroup):
     watches_others: bool = True
     """False where a stream watches over the ranks of its own engines alone."""
     places: CollectorPlaces | None = None
-    """Where processes collect; None in one of these."""
+    """The places of collectors; None within one."""
 
     @property
     def num_collectors(self) -> int:

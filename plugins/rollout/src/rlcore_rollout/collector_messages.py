@@ -66,7 +66,7 @@ class Event:
 
 @frozen(kw_only=True, eq=False)
 class GroupStart:
-    """What a group begins with."""
+    """The start of a group: its row and the key of its random choices."""
 
     number: int
     row: Row

@@ -1,4 +1,4 @@
-"""Where a run's groups are collected: in the driver's process, or beside the engines."""
+"""The choice of a run's collectors: the driver, or processes beside the engines."""
 
 from collections.abc import Iterator
 

@@ -40,7 +40,7 @@ BETWEEN = frozenset({"begin", "replace", "go_on", "forget", "restart", "part", "
 
 @frozen(kw_only=True, eq=False)
 class EnvironmentParts:
-    """What builds the environment of a recipe in another process. It pickles."""
+    """A builder of the recipe's environment in another process. It pickles."""
 
     plugins: Sequence[tuple[ChosenPlugin, Any]]
     """The environment, and those of other data sets, each with its section."""
@@ -59,7 +59,7 @@ class EnvironmentParts:
 
 @frozen(kw_only=True, eq=False)
 class CollectorParts:
-    """What builds a collector in another process. It pickles."""
+    """A builder of a collector in another process. It pickles."""
 
     environment: EnvironmentParts
     timeout_s: float

@@ -30,7 +30,7 @@ class GroupEvents(PromptEvents, Protocol):
 
 
 class Collectors(ABC):
-    """All that collect the groups of a run: one in this process, or several in processes of their own.
+    """The collectors of a run's groups: one in this process, or several in processes of their own.
 
     The thread that trains calls the functions of the first part. The others run where `between` runs functions, in which no
     event comes and nothing changes.

@@ -25,7 +25,7 @@ from rlcore_rollout.episode import NOT_GENERATED
 _COLUMNS = ("rewards", "valid", "finish_reasons", "success", "num_generated", "failed", "truncated", "timed_out")
 """Arrays of CollectedRollouts with an element for each sequence."""
 Reported: TypeAlias = Mapping[str, tuple[NDArray[np.float64], Int32Array]]
-"""By the name of a metric: what valid episodes reported, float64 [M], and the group of each number."""
+"""Metrics by name: the numbers of valid episodes, float64 [M], and the group of each."""
 
 
 @frozen(kw_only=True, eq=False)

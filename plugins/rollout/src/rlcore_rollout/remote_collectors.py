@@ -184,7 +184,7 @@ def _run_into(future: "Future[T]", function: Callable[[], T]) -> None:
 
 @frozen(kw_only=True, eq=False)
 class RemoteParts:
-    """What the driver knows of a run that its collectors do not."""
+    """The parts of a run that stay in the driver."""
 
     plans: StepPlans
     failures: MaskedFailures
@@ -211,9 +211,9 @@ class RemoteCollectors(Collectors):
     _streaming: set[int] = field(factory=set, init=False)
     """Collectors whose stream has begun."""
     _sample_failed: bool = field(default=False, init=False)
-    """True where samples have failed since the last look."""
+    """True where samples failed after the last look."""
     _group_ended: bool = field(default=False, init=False)
-    """True where groups have ended since then."""
+    """True where groups ended after the last look."""
     _wake_up: threading.Event = field(factory=threading.Event, init=False)
     _counts: dict[int, tuple[int, int]] = field(factory=dict, init=False)
     _unknown: set[int] = field(factory=set, init=False)
@@ -233,7 +233,7 @@ class RemoteCollectors(Collectors):
             self.fail(error)
 
     def look(self) -> None:
-        """All events that came together are handled."""
+        """Check failures and batches once all events that came together are handled."""
         has_failed, self._sample_failed = self._sample_failed, False
         has_ended, self._group_ended = self._group_ended, False
         try:

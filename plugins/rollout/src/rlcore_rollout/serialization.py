@@ -86,7 +86,7 @@ def loads(data: bytes) -> Any:
 
 
 def load_saved(data: bytes) -> Any:
-    """As `loads`, of what a checkpoint holds. CheckpointError where it cannot be read."""
+    """Read bytes of a checkpoint as `loads` does. CheckpointError where it cannot be read."""
     try:
         return loads(data)
     except SerializationError as error:
