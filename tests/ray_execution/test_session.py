@@ -69,7 +69,7 @@ def test_a_cluster_that_asks_for_the_users_token_is_told_of_it(
 
     def status(*_: object, env: dict[str, str], **__: object) -> subprocess.CompletedProcess[str]:
         modes.append(env.get("RAY_AUTH_MODE"))
-        return subprocess.CompletedProcess([], int(modes[-1] in refused), "", "refused")
+        return subprocess.CompletedProcess([], int(modes[-1] in refused), "", "AuthenticationError: refused")
 
     monkeypatch.setattr(session.subprocess, "run", status)
     monkeypatch.setattr(ray, "init", lambda **_: joined.append(os.environ.get("RAY_AUTH_MODE")))

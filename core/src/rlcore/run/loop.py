@@ -68,9 +68,9 @@ class Loop:
 
     def save(self, *, prune: bool = True) -> None:
         """Write a checkpoint of the present position, which is completed while the run goes on."""
-        self.await_checkpoint()
         self.weights.make_room_to_save()
         with self.guard.deferred(), self.clock.phase("checkpoint"):
+            self.await_checkpoint()
             self.source.pause()
             self.saver.save(self.position, self.source.state(), prune=prune)
 
@@ -158,7 +158,8 @@ class Loop:
     def _checkpoint_saved(self) -> None:
         with self.guard.deferred():
             if any(observer.reads_checkpoints for observer in self.observers):
-                self.await_checkpoint()
+                with self.clock.phase("checkpoint"):
+                    self.await_checkpoint()
             for observer in self.observers:
                 observer.on_checkpoint_saved(self.position.step, self._export)
 
@@ -168,6 +169,7 @@ class Loop:
             return self.saver.export_to(directory, kind)
 
     def _between_steps(self) -> None:
-        self.await_checkpoint(wait=False)
+        with self.guard.deferred():  # or what was saved would be forgotten
+            self.await_checkpoint(wait=False)
         for observer in self.observers:
             observer.on_idle()

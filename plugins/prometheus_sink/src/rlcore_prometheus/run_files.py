@@ -16,7 +16,14 @@ from rlcore_prometheus.names import PREFIX
 
 ENGINE_FILES = "*.prom"
 OLD_S = 60.0
-"""An engine that has written nothing for so long is gone: a living one writes every few seconds."""
+"""An engine or a rank that has written nothing for so long is gone: a living one writes every few seconds."""
+
+DAMAGED = (ValueError, KeyError, TypeError, AttributeError)
+"""Errors of a file in another form than a run writes: the others are shown all the same."""
+
+
+def _is_old(file: Path) -> bool:
+    return time.time() - file.stat().st_mtime > OLD_S
 
 
 @define(eq=False)
@@ -50,7 +57,7 @@ class FailureCounts:
         whole = new[: new.rfind(b"\n") + 1]
         self._read += len(whole)
         for line in whole.splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # `rlcore failures` names damaged lines
+            with contextlib.suppress(*DAMAGED):  # `rlcore failures` names damaged lines
                 for entry in json.loads(line)["entries"]:
                     self._counts[entry["kind"], entry["outcome"]] += entry["episodes"]
 
@@ -59,14 +66,15 @@ def status_metrics(file: Path) -> Iterator[Metric]:
     """Yield the step and the phase of status.json; nothing where there is none yet."""
     try:
         status = json.loads(file.read_text())
-    except (OSError, ValueError):
+        values = (
+            ("steps_done", "Steps that are done.", status["step"]),
+            ("steps_planned", "Steps that the run is to have.", status["num_steps"]),
+            ("started_timestamp_seconds", "Start of the run's process, in seconds since 1970.", status["started"]),
+            ("phase_started_timestamp_seconds", "Start of the present phase, in seconds since 1970.", status["phase_since"]),
+        )
+    except (OSError, *DAMAGED):
         return
-    for name, text, value in (
-        ("steps_done", "Steps that are done.", status["step"]),
-        ("steps_planned", "Steps that the run is to have.", status["num_steps"]),
-        ("started_timestamp_seconds", "Start of the run's process, in seconds since 1970.", status["started"]),
-        ("phase_started_timestamp_seconds", "Start of the present phase, in seconds since 1970.", status["phase_since"]),
-    ):
+    for name, text, value in values:
         metric = Metric(PREFIX + name, text, "gauge")
         metric.add_sample(PREFIX + name, {}, value)
         yield metric
@@ -81,10 +89,10 @@ def engine_metrics(logs: Path) -> Iterator[Metric]:
     for file in sorted(logs.rglob(ENGINE_FILES)):
         name = str(file.relative_to(logs).with_suffix(""))
         try:
-            is_old, text = time.time() - file.stat().st_mtime > OLD_S, file.read_text()
-        except OSError:  # its engine has ended meanwhile
+            families = [] if _is_old(file) else list(text_string_to_metric_families(file.read_text()))
+        except (OSError, *DAMAGED):  # its engine has ended meanwhile
             continue
-        for family in () if is_old else text_string_to_metric_families(text):
+        for family in families:
             metric = found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             for sample in family.samples:
                 metric.add_sample(sample.name, {**sample.labels, "engine": name}, sample.value)
@@ -113,9 +121,9 @@ def rank_metrics(folder: Path) -> Iterator[Metric]:
     """Yield the memory of each rank, where the observer `rank_status` writes it."""
     metric = Metric(f"{PREFIX}rank_memory_bytes", "Memory of each rank's process and device.", "gauge")
     for file in sorted(folder.glob("rank-*.json")):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, *DAMAGED):
             state = json.loads(file.read_text())
-            for kind, number in state["memory_bytes"].items():
+            for kind, number in () if _is_old(file) else state["memory_bytes"].items():
                 labels = {"rank": str(state["rank"]), "kind": kind, "node": state["host"]}
                 metric.add_sample(metric.name, labels, number)
     if metric.samples:

@@ -28,7 +28,7 @@ def stacks_of_ranks(workers: Sequence[WorkerInfo]) -> str:
             stacks = ray.get(reference) if reference in ready else f"Its machine read no stack within {LIMIT_S:g} s"
         except ray.exceptions.RayError as error:
             stacks = f"Its machine read no stack: {error}"
-        append_lines(worker.log_file, f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {worker}\n{stacks}")
+        append_lines(worker.log_file, f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} {worker}\n{stacks}")
         shown.append(f"{worker}: {beginning_of(stacks)}")
     return "\n".join(shown)
 

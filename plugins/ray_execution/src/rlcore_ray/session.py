@@ -111,8 +111,8 @@ def _authentication(address: str) -> Mapping[str, str]:
         _reach(address)
     try:
         _probe(address, {})  # first: a head from before the token takes one too, and is then refused by this process
-    except ConfigError:
-        if "RAY_AUTH_MODE" in os.environ or not _has_token():
+    except ConfigError as error:
+        if "AuthenticationError" not in str(error) or "RAY_AUTH_MODE" in os.environ or not _has_token():
             raise
         _probe(address, _TOKEN)
         return _TOKEN

@@ -314,6 +314,9 @@ class CollectorProcess:
                     run.collector.between(partial(self._carry_out_all, run, listed))
             except BaseException as error:
                 self._fail(number, error)
+                for one in listed:  # none of them ran
+                    if one.reply is not None:
+                        self.send(Reply(run=one.run, number=one.reply, value=None, error=portable(error)))
 
     def collect(self) -> list[Message]:
         """See Endpoint."""

@@ -87,6 +87,10 @@ class Collectors(ABC):
         """As `between`. Raises what ends the work."""
 
     @abstractmethod
+    def packed(self, numbers: Sequence[int]) -> CollectedRollouts:
+        """Return the samples of groups that have ended, groups adjacent in this order. Other groups go on meanwhile."""
+
+    @abstractmethod
     def still(self) -> AbstractContextManager[None]:
         """Make no call of the environment within the block, which begins once those under way have ended. Calls that only end
         with samples wait within the block."""
@@ -119,10 +123,6 @@ class Collectors(ABC):
     @abstractmethod
     def request_complete(self) -> None:
         """The batch is there: a stream that does not go on ends."""
-
-    @abstractmethod
-    def packed(self, numbers: Sequence[int]) -> CollectedRollouts:
-        """Return the samples of groups that have ended, groups adjacent in this order."""
 
     @abstractmethod
     def records(self, numbers: Sequence[int]) -> list[GroupRecord] | None:

@@ -75,7 +75,7 @@ class EpisodeRun:
 
     def packed(self) -> CollectedRollouts:
         """Return the samples of the batch that was taken, groups adjacent and ascending."""
-        return self.between(lambda: self.collectors.packed([one.number for one in self._taken() if not one.is_left_out]))
+        return self.collectors.packed([one.number for one in self.results() if not one.is_left_out])
 
     def records(self) -> list[GroupRecord] | None:
         """Return the traces of these groups; None where no replay could repeat them."""
@@ -216,4 +216,5 @@ class EpisodeRun:
 
     def _restart(self) -> None:
         for number in self.collectors.restart(list(self.schedule.running)):
-            self.schedule.restart(number)
+            if number in self.schedule.running:  # or it was left out while the collectors answered
+                self.schedule.restart(number)

@@ -121,6 +121,11 @@ class GroupCollector(Collectors, Generic[GroupT]):
         """See Collectors."""
         return self._loop.call(function)
 
+    def packed(self, numbers: Sequence[int]) -> CollectedRollouts:
+        """See Collectors. The event loop does not wait: nothing changes in groups that have ended."""
+        groups = self._loop.between(lambda: [self.groups[number] for number in numbers])
+        return joined([self._pack(groups)], [numbers])
+
     @contextmanager
     def still(self) -> Iterator[None]:
         """See Collectors."""
@@ -252,10 +257,6 @@ class GroupCollector(Collectors, Generic[GroupT]):
         self._wake_up.set()
         if self._background is None:
             self.work.requests.end()
-
-    def packed(self, numbers: Sequence[int]) -> CollectedRollouts:
-        """See Collectors."""
-        return joined([self.part(numbers)], [numbers])
 
     def part(self, numbers: Sequence[int]) -> PackedGroups:
         """Return the columns of groups that have ended."""

@@ -41,7 +41,7 @@ class CollectorProcesses:
         self._num_replies = 0
         self._outboxes: list[list[Command]] = [[] for _ in hosts]
         self._items: SimpleQueue[_Item | None] = SimpleQueue()
-        self._deferred: deque[_Item] = deque()
+        self._deferred: deque[_Item | None] = deque()
         """Items that came while replies were waited for."""
         self._lost: WorkerError | None = None
         """The death of a collector, with which all are over."""
@@ -96,31 +96,39 @@ class CollectorProcesses:
             waited[self._num_replies] = index
             self.send(index, Command(run=run, name=name, arguments=given, reply=self._num_replies))
         self._flush()
-        replies: dict[int, Reply] = {}
-        deferred: list[_Item] = []
-        while waited:
-            if self._lost is not None:
-                raise self._lost
-            item = self._deferred.popleft() if self._deferred else self._items.get()
-            if item is None or callable(item) or item[0] not in waited.values():
-                deferred += [] if item is None else [item]
-                continue
-            index, messages = item
-            for place, message in enumerate(messages):
-                if isinstance(message, Reply) and message.number in waited:
-                    replies[waited.pop(message.number)] = message
-                    deferred += [(index, messages[place + 1 :])] if messages[place + 1 :] else []
-                    break
-                self._handle(index, [message])
-        self._deferred.extendleft(reversed(deferred))
+        replies = self._awaited(waited)
         for _, reply in sorted(replies.items()):
             if reply.error is not None:
                 raise reply.error
         return {index: replies[index].value for index in arguments}
 
+    def _awaited(self, waited: dict[int, int]) -> dict[int, Reply]:
+        """Return the replies of these numbers by their collectors, and empty `waited`."""
+        replies: dict[int, Reply] = {}
+        deferred: list[_Item | None] = []
+        try:
+            while waited:
+                if self._lost is not None:
+                    raise self._lost
+                item = self._deferred.popleft() if self._deferred else self._items.get()
+                if item is None or callable(item) or item[0] not in waited.values():
+                    deferred.append(item)
+                    continue
+                index, messages = item
+                for place, message in enumerate(messages):
+                    if isinstance(message, Reply) and message.number in waited:
+                        replies[waited.pop(message.number)] = message
+                        deferred += [(index, messages[place + 1 :])] if messages[place + 1 :] else []
+                        break
+                    self._handle(index, [message])
+        finally:
+            self._deferred.extendleft(reversed(deferred))  # also behind an error: other threads wait for their functions
+        return replies
+
     def close(self) -> None:
         """End all collectors."""
         self._is_closing = True
+        self._lost = self._lost or WorkerError("the collectors were ended")  # for what waits for a reply
         self._items.put(None)
         for host in self._hosts:
             with suppress(Exception):
@@ -170,8 +178,8 @@ class CollectorProcesses:
                 self._outboxes[index] = []
                 try:
                     host.send(commands)
-                except WorkerError as error:
-                    self._lost = error
+                except Exception as error:  # a row that does not pickle, too
+                    self._lost = error if isinstance(error, WorkerError) else WorkerError(f"collector {index}: {error}")
                     self._fail_all()
 
 
@@ -352,6 +360,12 @@ class RemoteCollectors(Collectors):
         self.raise_failure()
         return result
 
+    def packed(self, numbers: Sequence[int]) -> CollectedRollouts:
+        """See Collectors."""
+        of_each = self._of_each(numbers)
+        found = self.between(lambda: self._ask("part", {index: (own,) for index, own in of_each.items()}))
+        return joined(list(found.values()), list(of_each.values()))
+
     @contextmanager
     def still(self) -> Iterator[None]:
         """See Collectors."""
@@ -403,12 +417,6 @@ class RemoteCollectors(Collectors):
     def request_complete(self) -> None:
         """See Collectors."""
         self._wake_up.set()
-
-    def packed(self, numbers: Sequence[int]) -> CollectedRollouts:
-        """See Collectors."""
-        of_each = self._of_each(numbers)
-        found = self._ask("part", {index: (own,) for index, own in of_each.items()})
-        return joined(list(found.values()), list(of_each.values()))
 
     def records(self, numbers: Sequence[int]) -> list[GroupRecord]:
         """See Collectors."""

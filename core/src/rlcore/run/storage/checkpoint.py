@@ -196,7 +196,7 @@ def _describe(directory: Path) -> dict[str, dict[str, object]]:
     """Size and digest of each file but the manifest. Hashing runs beside the interpreter lock, so threads help."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST)
     stats = [path.stat() for path in paths]
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:  # others need cores, too
         digests = pool.map(_sha256, paths, [(stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in stats])
     return {
         str(path.relative_to(directory)): {"bytes": stat.st_size, "sha256": digest}

@@ -116,10 +116,10 @@ class RunSaver:
         if self._completing is None or not (wait or self._completing[1].done()):
             return None
         step, future = self._completing
-        _ = future.exception()  # an interrupt ends this wait, and nothing is forgotten
+        if future.exception() is None:  # an interrupt ends this wait, and nothing is forgotten
+            self.directory.note_saved(step)
         self._completing = None
         future.result()
-        self.directory.note_saved(step)
         return step
 
     @property

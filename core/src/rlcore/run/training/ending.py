@@ -17,7 +17,8 @@ def run_to_end(loop: Loop, directory: RunDirectory) -> None:
     try:
         with loop.guard.entered():
             loop.run()
-            loop.await_checkpoint()
+            with loop.clock.phase("checkpoint"):
+                loop.await_checkpoint()
     except KeyboardInterrupt as interrupt:
         raise _interrupted(loop, directory.checkpoints) from interrupt
     except Exception as error:
@@ -104,19 +105,23 @@ def _save_what_is_whole(loop: Loop, checkpoints: Path, error: Exception) -> str:
     position = loop.position
     is_certain = position.is_whole or isinstance(error, NonFiniteError)
     may_save = loop.saver.can_save and is_certain and position.step > 0 and not isinstance(error, StorageError)
+    earlier = ""
     try:
-        loop.await_checkpoint()
+        try:
+            loop.await_checkpoint()
+        except StorageError as failure:  # of the last checkpoint, which says nothing of the present state
+            earlier = f"{failure}\n"
         if may_save and position.saved_step != position.step:
             loop.save(prune=False)
             loop.await_checkpoint()
     except Exception as failure:
-        return f"The state after step {position.step} could not be saved either: {failure}"
+        return f"{earlier}The state after step {position.step} could not be saved either: {failure}"
     except KeyboardInterrupt:
-        return f"The state after step {position.step} was not saved: stopped at once."
+        return f"{earlier}The state after step {position.step} was not saved: stopped at once."
     if position.saved_step < 0:
-        return ""
+        return earlier.rstrip()
     path = checkpoints / f"step-{position.saved_step:06d}"
-    where = f"The state after step {position.saved_step} is in {path}; --resume continues from there."
+    where = f"{earlier}The state after step {position.saved_step} is in {path}; --resume continues from there."
     if isinstance(error, NonFiniteError):
         where += " Should that fail again, change the recipe, or remove that folder to continue from the checkpoint before it."
     return where

@@ -30,4 +30,5 @@ def host_problems() -> Iterator[Problem]:
     try:
         listening(host, 0, (HOST, HOST), _REMEDY).close()
     except ConfigError as error:
-        yield from error.problems
+        (problem,) = error.problems
+        yield Problem(path=HOST, found=problem.found, expected="an address of this machine", remedy=_REMEDY)
