@@ -30,5 +30,5 @@ def test_what_to_do_where_a_name_is_not_installed(role: str, name: str, installe
 def test_a_run_begins_with_the_first_of_each_role() -> None:
     first = [first_published(role) for role in ("trainer", "generator", "algorithm")]
     assert first == ["rlcore-fsdp2", "rlcore-transformers", "rlcore-grpo"]
-    assert first_published("observer") is None
+    assert first_published("codec") is None
     assert pip_line(["b[x]", "a", "a"]) == "pip install 'b[x]' a"

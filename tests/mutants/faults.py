@@ -426,8 +426,8 @@ FAULTS = (
     Fault(
         "groups are trained on a step beyond their bound",
         "rlcore_rollout.schedule",
-        "last = at.trained + later * policy.reuse - policy.first_staleness",
-        "last = at.trained + later * policy.reuse - policy.first_staleness - 1",
+        "last = next_batch - policy.first_staleness - 1",
+        "last = next_batch - policy.first_staleness - 2",
         "tests/rollout/test_schedule.py",
     ),
     Fault(

@@ -22,10 +22,10 @@ from rlcore_vllm.setup.memory import model_size
 from rlcore_vllm.setup.settings import capture_sizes, engine_settings, engines_per_device, image_arguments, replica_devices
 
 
-def settings_of(device, length=100, channel="in_process", **options):
+def settings_of(device, length=100, channel="in_process", path="x", **options):
     rank_info = RankInfo(device=device)
     context = GeneratorContext(
-        model=ModelSpec(path="x"), rank_info=rank_info, seed=0, max_sequence_length=length, channel=channel
+        model=ModelSpec(path=path), rank_info=rank_info, seed=0, max_sequence_length=length, channel=channel
     )
     return engine_settings(context, VllmConfig(**options))
 
@@ -183,6 +183,15 @@ def test_weights_in_8_bits_are_all_but_the_routers(quantization, name):
     for other in ("gate_up_proj", "experts", "down_proj", "gate_proj"):
         assert not should_ignore_layer(f"{layer}{other}", ignored)
     assert not {"quantization", "quantization_config", "kv_cache_dtype"} & arguments_of("cuda").keys()
+
+
+@pytest.mark.parametrize(
+    ("device", "content", "backend"),
+    [("cpu", {"kv_lora_rank": 512}, "CPU_MLA"), ("cpu", {}, None), ("cuda", {"kv_lora_rank": 512}, None)],
+)
+def test_latent_attention_takes_the_kernel_for_float32_on_every_processor(tmp_path, device, content, backend):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deepseek_v3", **content}))
+    assert arguments_of(device, path=str(tmp_path)).get("attention_backend") == backend
 
 
 def test_a_model_of_images_reads_them_and_keeps_what_it_computes_for_them(tmp_path):

@@ -46,7 +46,9 @@ class Storage:
         if (owner := self.owners.get(checkpoint, adapter)) != adapter:
             found, expected = f"{checkpoint}, which is of the adapter {owner!r}", f"a directory of {adapter!r} alone"
             raise CallError([Problem(path="directory", found=found, expected=expected, remedy="Name another directory.")])
-        self._saver(run).save(LoopPosition(step=version, weight_version=version), None, prune=False)
+        saver = self._saver(run)
+        saver.save(LoopPosition(step=version, weight_version=version), None, prune=False)
+        saver.completed(wait=True)
         self.last_saved, self.owners[checkpoint] = checkpoint, adapter
         return checkpoint
 

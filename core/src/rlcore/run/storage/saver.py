@@ -22,19 +22,12 @@ from rlcore.spi.execution import BackendGroup, Backends
 
 ROLLOUTS = "rollouts.state"
 """File of a checkpoint with the state of unfinished rollouts."""
-PICKLED_ROLLOUTS = "rollouts.pickle"
-"""File with that state in checkpoints of older versions, which is not read."""
 SAMPLES_PER_FILE, SAMPLE_BYTES = 16, 2**16
 
 
 def read_rollouts(checkpoint: Path) -> bytes | None:
     """Read a checkpoint's state of unfinished rollouts; None where it has none."""
     path = checkpoint / ROLLOUTS
-    if (checkpoint / PICKLED_ROLLOUTS).exists():
-        raise CheckpointError(
-            f"{checkpoint / PICKLED_ROLLOUTS}: found a pickle; expected {ROLLOUTS}. Reading a pickle runs what it says. Resume "
-            "with the version of rlcore that wrote it, or resume from another checkpoint"
-        )
     try:
         return path.read_bytes() if path.is_file() else None
     except OSError as error:

@@ -16,7 +16,13 @@ from rlcore_torchkit.testing.families.samples import Samples, WrongError
 
 TOLERANCE = 2e-5
 """Largest distance of log-probabilities in float32."""
-TOLERANCES: Mapping[str, float] = {"inkling2_loop_text": 2e-4, "nemotron_h": 1e-3, "qwen3_5_moe": 2e-4, "zamba2": 1e-3}
+TOLERANCES: Mapping[str, float] = {
+    "inkling2_loop_text": 2e-4,
+    "nemotron_h": 1e-3,
+    "qwen3_5": 1e-4,
+    "qwen3_5_moe": 2e-4,
+    "zamba2": 1e-3,
+}
 """Largest distances, by model_type, of families whose states or repeated layers round in many products."""
 GRADIENT_TOLERANCE = 2e-3
 """Largest distance of a tensor's step, as a share of the step."""

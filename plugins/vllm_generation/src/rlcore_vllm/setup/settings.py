@@ -114,6 +114,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
             # A prompt computed in parts makes vLLM rewind the sample's seed, which torch's generators for CPU cannot do.
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": batched_tokens(config, context.max_sequence_length),
+            **latent_arguments(context.model),
         }
     else:
         arguments |= {
@@ -148,6 +149,14 @@ def invariant_arguments(config: VllmConfig, *, eager: bool) -> dict[str, Any]:
     if not config.batch_invariant:
         return {}
     return {"attention_backend": "FLASH_ATTN"} | ({} if eager else {"compilation_config": dict(UNCOMPILED)})
+
+
+def latent_arguments(model: ModelSpec) -> dict[str, Any]:
+    """Return the arguments of latent attention on a CPU; nothing for models without it. Where the processor has AMX, vLLM 0.32
+    takes a kernel that refuses float32."""
+    file = _config_file(model)
+    content = None if file is None else read_object(file)
+    return {"attention_backend": "CPU_MLA"} if isinstance(content, dict) and content.get("kv_lora_rank") else {}
 
 
 def image_arguments(model: ModelSpec) -> dict[str, Any]:
