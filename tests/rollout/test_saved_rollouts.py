@@ -1,12 +1,10 @@
 """Open groups in a checkpoint: what is read back is what was saved, and what cannot be is told."""
 
-from pathlib import Path
 
 import numpy as np
 import pytest
 from attrs import fields_dict
 
-from rlcore.run.storage.saver import read_rollouts
 from rlcore.spi import CheckpointError
 from rlcore_rollout.curriculum import CurriculumState
 from rlcore_rollout.episode_group import EpisodeGroup
@@ -37,12 +35,6 @@ def test_those_of_before_an_attribute_are_refused() -> None:
     data = dumps(SavedRollouts(position=Position(), curriculum=curriculum)).replace(b'"levels"', b'"ladder"')
     with pytest.raises(CheckpointError, match="no levels.* version"):
         loads(data)
-
-
-def test_what_was_pickled_is_named_and_not_read(tmp_path: Path) -> None:
-    (tmp_path / "rollouts.pickle").write_bytes(b"\x80")
-    with pytest.raises(CheckpointError, match=r"rollouts\.pickle: .*rollouts\.state"):
-        read_rollouts(tmp_path)
 
 
 def test_groups_keep_nothing_that_follows_from_the_recipe() -> None:
