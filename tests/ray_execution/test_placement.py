@@ -17,6 +17,8 @@ from rlcore_ray import calls
 from rlcore_ray.config import RayConfig
 from rlcore_ray.failures import RemoteError, Reply, WorkerInfo
 
+from .conftest import Notes  # type: ignore[import-not-found]
+
 Prepare = Callable[..., RunPlan]
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -36,6 +38,23 @@ def test_more_than_the_cluster_has_is_said_at_once(prepared: Prepare) -> None:
     (problem,) = raised.value.problems
     assert (problem.path, problem.found) == ("cluster.nodes", "2 node(s) with 1 CPU each")
     assert "also after 1 s" in problem.expected
+
+
+def test_a_run_begins_on_the_nodes_that_are_there_where_the_recipe_allows_it(prepared: Prepare) -> None:
+    notes = Notes()
+    whole = ("cluster.nodes=3", "cluster.gpus_per_node=2", "cluster.address=auto", "run.name=small")
+    train(prepared(*whole, "cluster.min_nodes=1"), resume=False, progress=notes, tokenizer=FakeTokenizer())
+    assert len([text for text in notes.texts if "with 1 of 3 nodes" in text]) == 1
+    with pytest.raises(ConfigError) as raised:
+        start(prepared(*whole, "cluster.min_nodes=2", "run.name=none"))
+    (problem,) = raised.value.problems
+    assert (problem.path, problem.found) == ("cluster.nodes", "2 node(s) with 2 CPUs each")
+
+
+def test_no_more_nodes_are_needed_than_are_used(prepared: Prepare) -> None:
+    with pytest.raises(ConfigError) as raised:
+        prepared("cluster.nodes=2", "cluster.address=auto", "cluster.min_nodes=3")
+    assert [problem.path for problem in raised.value.problems] == ["cluster.min_nodes"]
 
 
 def test_devices_that_others_use_are_not_free(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,8 @@ def route() -> PoolRoute:
         meanwhile=lambda: None,
     )
 
-    def outcomes(name: str, order: RefitCommand, *, limit_s: float | None) -> dict[int, RefittedRank]:
-        assert (name, order.export.weight_version) == ("refit", 3)
+    def outcomes(name: str, order: RefitCommand, publishes: bool, *, limit_s: float | None) -> dict[int, RefittedRank]:
+        assert (name, order.export.weight_version, publishes) == ("refit", 3, False)
         calls.meanwhile()
         return {0: refitted, 1: refitted}
 

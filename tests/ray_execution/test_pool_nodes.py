@@ -98,3 +98,15 @@ def test_a_node_that_leaves_costs_a_restart_on_another_or_the_run(run: Run, tmp_
         lines = str(raised.value).splitlines()
         assert lines[1].startswith("  - cluster.nodes: found 2 node(s) with 2 CPUs each; ")
         assert lines[2].startswith("They were to be, since: ")
+
+
+@pytest.mark.wide
+def test_a_node_that_leaves_for_good_leaves_a_smaller_run_with_the_same_sums(run: Run, tmp_path: Path, nodes: Any) -> None:
+    options = ("cluster.nodes=2", "cluster.gpus_per_node=2", f"cluster.address={nodes.address}", "cluster.min_nodes=1")
+    with ray_session(RayConfig(nodes=2, address=nodes.address), "cpu", None):
+        notes = Leaves(nodes, step=2, is_replaced=False)
+        run("run.name=alone", "run.num_steps=20")
+        run("run.name=smaller", "run.num_steps=20", *options, progress=notes)
+    assert_close(read_metrics(tmp_path / "runs" / "smaller"), read_metrics(tmp_path / "runs" / "alone"))
+    assert [text for text in notes.texts if "with 1 of 2 nodes" in text]
+    assert nodes.second is None

@@ -1,6 +1,5 @@
 """Open groups in a checkpoint: what is read back is what was saved, and what cannot be is told."""
 
-
 import numpy as np
 import pytest
 from attrs import fields_dict

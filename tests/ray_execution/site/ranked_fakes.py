@@ -322,6 +322,8 @@ class RankedGenerator(FakeGenerator):
     def step(self, samples):
         self.require_engine()
         ended = super().step(samples)
+        if ended.size and self.options.folder:
+            (Path(self.options.folder) / f"generated-{self.rank_info.rank}").touch()
         self.num_samples += ended.size
         return ended
 

@@ -3,8 +3,8 @@
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Protocol
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
 
 from attrs import define, field
 
@@ -12,6 +12,7 @@ from rlcore.execution import first_line
 from rlcore.spi import WorkerError
 from rlcore.spi.execution import EngineLimitError
 from rlcore_ray.calls import Calls, PoolLostError
+from rlcore_ray.failures import WorkerInfo
 from rlcore_ray.pending_call import Outcome
 
 
@@ -22,6 +23,16 @@ class Rejoins(Protocol):
         """The engine of a host holds weights again."""
 
 
+class Stream(Rejoins, Protocol):
+    """A stream of all engines."""
+
+    def retire(self, rank: int) -> None:
+        """Send a host nothing more."""
+
+    def is_busy(self, rank: int) -> bool:
+        """Return whether a host has samples under way."""
+
+
 @define(eq=False)
 class Engines:
     """One engine a host. One that fails is out until the next refit, for which its generator starts it anew."""
@@ -29,36 +40,117 @@ class Engines:
     calls: Calls
     hosts: Sequence[int]
     """The ranks with a generator."""
-    _out: set[int] = field(factory=set, init=False)
-    """Hosts whose engines hold no weights."""
+    slots: Sequence[int] = ()
+    """Numbers behind those of all ranks, for engines that join and leave: each has a process without a trainer, or none."""
+    _joined: dict[int, Calls] = field(factory=dict, init=False)
+    """The processes of slots whose engines have held weights."""
+    _out: set[int] = field(init=False)
+    """Hosts and slots whose engines hold no weights."""
     _failures: dict[int, list[float]] = field(factory=dict, init=False)
     """The times of each host's engine's failures, by time.monotonic."""
     _num_restarts: int = field(default=0, init=False)
-    _stream: Rejoins | None = field(default=None, init=False)
+    _stream: Stream | None = field(default=None, init=False)
     _followers: list[Rejoins] = field(factory=list, init=False)
     """Collectors in other processes that stream by some of the engines."""
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
 
+    @_out.default
+    def _none_joined(self) -> set[int]:
+        return set(self.slots)
+
+    @property
+    def places(self) -> list[int]:
+        """The hosts and the slots."""
+        return [*self.hosts, *self.slots]
+
     @property
     def living(self) -> list[int]:
-        """The hosts whose engines hold weights."""
+        """The hosts and slots whose engines hold weights."""
         with self._lock:
-            return [rank for rank in self.hosts if rank not in self._out]
+            return [place for place in self.places if place not in self._out]
 
     @property
     def are_whole(self) -> bool:
-        """Return whether all hold weights."""
-        return len(self.living) == len(self.hosts)
+        """Return whether the engines of all hosts hold weights."""
+        with self._lock:
+            return self._out.isdisjoint(self.hosts)
 
     @property
     def not_awaited(self) -> frozenset[int]:
         """Hosts that a refit need not wait for, since others hold weights."""
         with self._lock:
-            return frozenset() if len(self._out) == len(self.hosts) else frozenset(self._out)
+            out = self._out.intersection(self.hosts)
+            return frozenset() if len(out) == len(self.hosts) else frozenset(out)
 
-    def outlive(self, error: object) -> bool:
+    def worker(self, place: int) -> WorkerInfo:
+        """Return the process of a host, or of the engine that is or was last in a slot."""
+        calls, rank = self._reached(place)
+        return calls.workers[rank]
+
+    def join(self, slot: int, calls: Calls, weight_version: int) -> None:
+        """Note that the engine in a slot holds weights. Another process than before takes part from now on."""
+        with self._lock:
+            self._joined[slot], is_new = calls, self._joined.get(slot) is not calls
+        if is_new:
+            self.calls.progress.note(f"{calls.workers[0]} takes part from now on")
+        self.refitted([slot], weight_version)
+
+    def leave(self, slot: int, calls: Calls) -> None:
+        """Note that the process in a slot is gone, unless another has come since."""
+        with self._lock:
+            if self._joined.get(slot) is calls:
+                self._out.add(slot)
+
+    def retire(self, slot: int) -> None:
+        """Send the engine in a slot nothing more. What it has under way goes on."""
+        self.take_out(slot)
+        if (stream := self._stream) is not None:
+            stream.retire(slot)
+
+    def is_busy(self, slot: int) -> bool:
+        """Return whether the engine in a slot has samples under way."""
+        stream = self._stream
+        return stream is not None and stream.is_busy(slot)
+
+    def beside(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> list[int]:
+        """Call `Calls.beside` of hosts and slots, and return those that have answered: a slot's engine that is gone has not."""
+        own = {place: given for place, given in arguments.items() if place not in self.slots}
+        if own:
+            self.calls.beside(name, own)
+        answered = [*own]
+        for slot in arguments.keys() - own.keys():
+            calls, rank = self._reached(slot)
+            with suppress(WorkerError):
+                calls.beside(name, {rank: arguments[slot]})
+                answered.append(slot)
+        return answered
+
+    def outcome_beside(self, name: str, place: int, group: str) -> Outcome:
+        """Call `Calls.outcome_beside` of a host or slot; the death of a slot's process is returned, too."""
+        calls, rank = self._reached(place)
+        try:
+            return calls.outcome_beside(name, rank, group)
+        except WorkerError as error:
+            if place not in self.slots:
+                raise
+            return error
+
+    def require_progress(self, name: str, place: int, since: float) -> None:
+        """Call `Calls.require_progress` of a host or slot."""
+        calls, rank = self._reached(place)
+        calls.require_progress(name, rank, since)
+
+    def _reached(self, place: int) -> tuple[Calls, int]:
+        if place not in self.slots:
+            return self.calls, place
+        with self._lock:
+            return self._joined[place], 0
+
+    def outlive(self, error: object, place: int | None = None) -> bool:
         """Return whether others may go on after this error of one engine: it died or ran out of memory, and the workers all
         live."""
+        if place in self.slots:
+            return isinstance(error, Exception) and self.calls.is_usable
         is_failure = isinstance(error, WorkerError | MemoryError) or type(error).__name__ == "OutOfMemoryError"
         may_restart = self.calls.cluster.max_engine_restarts > 0 and self.calls.is_usable
         return is_failure and may_restart and not isinstance(error, PoolLostError)
@@ -67,12 +159,17 @@ class Engines:
         """The engine of a host has failed. Whether there are others."""
         with self._lock:
             self._out.add(rank)
-            return len(self._out) < len(self.hosts)
+            return len(self._out) < len(self.hosts) + len(self.slots)
 
     def go_on(self, rank: int, error: BaseException, what: str) -> None:
         """Go on without the engine that `take_out` has named; `what` is for the message. EngineLimitError, and no rank can be
         used any more, where it has failed too often."""
-        cluster, now, worker = self.calls.cluster, time.monotonic(), self.calls.workers[rank]
+        cluster, now, worker = self.calls.cluster, time.monotonic(), self.worker(rank)
+        cause = first_line(error).rstrip(".")
+        if rank in self.slots:  # another process takes its place
+            self.calls.progress.note(f"{worker} failed: {cause}. {what}")
+            self._joined[rank].lose(cause)
+            return
         limit, window_s = cluster.max_engine_restarts, cluster.engine_restart_window_s
         with self._lock:
             recent = [moment for moment in self._failures.get(rank, ()) if now - moment <= window_s]
@@ -83,7 +180,6 @@ class Engines:
                 f"the engine of {worker} failed {len(recent) + 1} times within {window_s:g} s; expected at most {limit} "
                 f"(cluster.max_engine_restarts, cluster.engine_restart_window_s). The last time: {error}"
             ) from error
-        cause = first_line(error).rstrip(".")
         self.calls.progress.note(
             f"the engine of {worker} failed: {cause}. {what}; it takes part again from the next refit on "
             f"({len(recent) + 1} of {limit} restarts within {window_s:g} s)"
@@ -126,7 +222,7 @@ class Engines:
         with self._lock:
             back = sorted(self._out.intersection(ranks))
             self._out.difference_update(back)
-            self._num_restarts += len(back)
+            self._num_restarts += len({*back}.intersection(self.hosts))
             stream = self._stream
         for rank in back:
             for one in (*([] if stream is None else [stream]), *self._followers):
@@ -137,7 +233,7 @@ class Engines:
         self._followers.append(rejoins)
 
     @contextmanager
-    def streaming(self, stream: Rejoins) -> Iterator[None]:
+    def streaming(self, stream: Stream) -> Iterator[None]:
         """A stream that runs within the block takes back the engines that are refitted meanwhile."""
         self._stream = stream
         try:

@@ -12,8 +12,8 @@ from rlcore.secrets import masked, masked_traceback
 from rlcore.spi import RlcoreError
 from rlcore_workers.logged_process import last_lines
 
-PoolName: TypeAlias = Literal["trainer", "reference"]
-"""The content of a pool's ranks: the trainer, maybe with a critic and generators, or the reference alone."""
+PoolName: TypeAlias = Literal["trainer", "reference", "engine"]
+"""The content of a pool's ranks: the trainer, maybe with a critic and generators, the reference alone, or a generator alone."""
 
 
 @frozen(kw_only=True)
@@ -85,7 +85,8 @@ class WorkerInfo:
     """The GPUs that Ray assigned to it, by numbers of the machine."""
 
     def __str__(self) -> str:
-        name = f"rank {self.rank}" if self.pool == "trainer" else f"{self.pool} rank {self.rank}"
+        names = {"trainer": f"rank {self.rank}", "engine": f"engine {self.rank}"}
+        name = names.get(self.pool, f"{self.pool} rank {self.rank}")
         return f"{name} (node {self.node}, process {self.pid})"
 
 

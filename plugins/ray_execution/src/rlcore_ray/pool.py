@@ -3,8 +3,10 @@
 import os
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -26,6 +28,7 @@ from rlcore_ray.calls import BESIDE, COLLECT, Calls, Rank
 from rlcore_ray.collector_hosts import CollectorPlaces
 from rlcore_ray.commands import Arrival, BuildCommand, Built, GeneratorCommand, TrainedModel, WorkerEnv
 from rlcore_ray.config import RayConfig
+from rlcore_ray.elastic import ElasticEngines, EngineSetup
 from rlcore_ray.engines import Engines
 from rlcore_ray.failures import PoolName, WorkerInfo
 from rlcore_ray.nodes import grouped, note_clocks, require_same, require_shared
@@ -43,7 +46,13 @@ def open_pool(context: ExecutionContext, cluster: RayConfig) -> Iterator[Backend
     arguments, progress, log_directory = context.arguments, context.progress, context.arguments.log_directory
     logs = (log_directory or Path(tempfile.mkdtemp(prefix="rlcore-logs-"))).absolute()
     names: tuple[PoolName, ...] = ("trainer", "reference") if arguments.reference is not None else ("trainer",)
-    with reserved(cluster, arguments.device) as group:
+    with reserved(cluster, arguments.device) as (group, nodes):
+        if nodes < cluster.nodes:
+            progress.note(
+                f"the run goes on with {nodes} of {cluster.nodes} nodes (cluster.min_nodes = {cluster.min_nodes}); "
+                "the others are not there. They take part again from the next restart on"
+            )
+        cluster = evolve(cluster, nodes=nodes)
         progress.phase("workers")
         pools = [
             Calls(
@@ -52,26 +61,37 @@ def open_pool(context: ExecutionContext, cluster: RayConfig) -> Iterator[Backend
             for pool in names
         ]
         name = uuid4().hex
+        slots = () if cluster.elastic is None else range(cluster.world_size, cluster.world_size + cluster.elastic.max)
+        engines = Engines(pools[0], _hosts(arguments, cluster), slots)
+        elastic = None if cluster.elastic is None else _elastic_engines(context, cluster, engines, logs, name)
         try:
-            yield _set_up(context, cluster, pools, logs, name, group)
-            _close(pools)
+            yield _set_up(context, cluster, pools, logs, name, group, engines, elastic)
+            _close(pools, elastic)
         except StorageError:
-            _close(pools)  # ranks are well, and engines among them have files of their own to remove
+            _close(pools, elastic)  # ranks are well, and engines among them have files of their own to remove
             raise
         except WorkerError:
-            for calls in pools:
-                calls.kill()
             workers = [worker for calls in pools for worker in calls.workers]
+            workers += [] if elastic is None else elastic.workers
+            _kill(pools, elastic)
             end_everywhere(name, workers, progress)  # others may be started in their place
             raise
         finally:
-            for calls in pools:
-                calls.kill()
+            _kill(pools, elastic)
 
 
-def _close(pools: Sequence[Calls]) -> None:
+def _close(pools: Sequence[Calls], elastic: ElasticEngines | None) -> None:
+    if elastic is not None:
+        elastic.close()
     for calls in pools:
         calls.close()
+
+
+def _kill(pools: Sequence[Calls], elastic: ElasticEngines | None) -> None:
+    if elastic is not None:
+        elastic.kill()
+    for calls in pools:
+        calls.kill()
 
 
 def _start_ranks(device: Device, cluster: RayConfig, group: Any, logs: Path, pool: PoolName) -> list[Rank]:
@@ -102,12 +122,61 @@ def _start_ranks(device: Device, cluster: RayConfig, group: Any, logs: Path, poo
     return ranks
 
 
+def _elastic_engines(context: ExecutionContext, cluster: RayConfig, engines: Engines, logs: Path, name: str) -> ElasticEngines:
+    """Return the engines that join and leave; none is started yet."""
+    import ray
+
+    decoder: bytes = ray.cloudpickle.dumps(context.arguments.decoder)  # type: ignore[no-untyped-call]
+    surroundings = WorkerEnv(
+        pool=name,
+        gpu_ids=(),
+        rank_gpu_ids=(),
+        ranks_on_node=cluster.gpus_per_node,
+        directory=Path.cwd(),
+        num_threads=os.environ.get("OMP_NUM_THREADS"),
+    )
+    setup = EngineSetup(
+        arguments=context.arguments,
+        plugins=context.plugins.chosen(),
+        decoder=decoder,
+        surroundings=surroundings,
+        logs=logs,
+    )
+    return ElasticEngines(
+        engines, cluster, setup, partial(_start_engine, context.arguments.device, cluster, logs), context.progress
+    )
+
+
+def _start_engine(device: Device, cluster: RayConfig, logs: Path, slot: int) -> Rank:
+    """Start the process of one engine, which Ray places on any node once that has room."""
+    import ray
+
+    from rlcore_ray.worker import Worker
+
+    assert cluster.elastic is not None
+    actor: Any = ray.remote(concurrency_groups={BESIDE: 1, COLLECT: 1})(Worker)  # type: ignore[call-overload]
+    log_file = logs / f"engine-{slot}.log"
+    options: dict[str, Any] = {"num_cpus": cluster.elastic.gpus, "scheduling_strategy": "SPREAD"}
+    if device == "cuda":
+        variables = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+        options |= {"num_gpus": cluster.elastic.gpus, "runtime_env": {"env_vars": variables}}
+    handle = actor.options(**options).remote(slot, log_file, "engine")
+    return Rank(worker=WorkerInfo(rank=slot, pool="engine", log_file=log_file), actor=handle)
+
+
 def _ranks_per_node(cluster: RayConfig, pool: PoolName) -> int:
     return cluster.ranks_per_node if pool == "trainer" else cluster.reference_gpus_per_node
 
 
 def _set_up(
-    context: ExecutionContext, cluster: RayConfig, pools: Sequence[Calls], logs: Path, name: str, group: Any
+    context: ExecutionContext,
+    cluster: RayConfig,
+    pools: Sequence[Calls],
+    logs: Path,
+    name: str,
+    group: Any,
+    engines: Engines,
+    elastic: ElasticEngines | None,
 ) -> Backends:
     """Build the backends in bare processes."""
     import ray
@@ -117,16 +186,15 @@ def _set_up(
     of_reference = [(pool, _meet(context, cluster, pool, name)) for pool in others]
     decoder: bytes = ray.cloudpickle.dumps(arguments.decoder)  # type: ignore[no-untyped-call]
     layouts = _build(calls, [_build_order(arguments.trainer, arguments.critic, rank_info) for rank_info in rank_infos])
+    hosts = engines.hosts
     if arguments.generator is not None:
-        hosted = {
-            rank: (_generator_order(arguments.generator, cluster, decoder, rank_infos[rank], logs),)
-            for rank in _hosts(arguments, cluster)
-        }
+        hosted = {rank: (_generator_order(arguments.generator, cluster, decoder, rank_infos[rank], logs),) for rank in hosts}
         calls.apart("build_generator", hosted, limit_s=cluster.start_timeout_s)
-    hosts = _hosts(arguments, cluster)
-    surroundings = [_surroundings(rank.worker, calls.workers, cluster, name) for rank in calls.ranks]
+    surroundings = surroundings_of(calls.workers, cluster, name)
     places = CollectorPlaces.of(calls, hosts, group, logs, surroundings) if hosts else None
-    backends = _backends(arguments, calls, layouts, others, Engines(calls, hosts), places)
+    if elastic is not None:
+        elastic.open()
+    backends = _backends(arguments, calls, layouts, others, engines, places, elastic)
     for pool, infos in of_reference:
         assert arguments.reference is not None
         of_each = _build(pool, [_build_order(arguments.reference, None, rank_info) for rank_info in infos])
@@ -142,7 +210,7 @@ def _meet(context: ExecutionContext, cluster: RayConfig, calls: Calls, name: str
     require_same(calls.workers, [arrival.software for arrival in arrived])
     require_shared(calls, context.arguments.log_directory)
     note_clocks(arrived, began, time.time(), context.progress)
-    surroundings = [_surroundings(rank.worker, calls.workers, cluster, name) for rank in calls.ranks]
+    surroundings = surroundings_of(calls.workers, cluster, name)
     _load_plugins(context.plugins.chosen(), calls, surroundings)
     num_ranks, per_node = len(calls.ranks), _ranks_per_node(cluster, calls.pool)
     rendezvous = calls.apart("rendezvous", {0: ()}, limit_s=ARRIVE_S)[0] if num_ranks > 1 else None
@@ -166,6 +234,7 @@ def _backends(
     others: Sequence[Calls],
     engines: Engines,
     places: CollectorPlaces | None,
+    elastic: ElasticEngines | None,
 ) -> Backends:
     trainer, critic = _trainer(arguments, arguments.trainer, calls, layouts, "policy"), None
     if arguments.critic is not None:
@@ -174,7 +243,8 @@ def _backends(
         return Backends(trainer=trainer, generator=None, route=None)
     able = arguments.generator.capabilities - {TOKEN_STREAMING}  # readers are in this process, the generators in others
     generator = PoolGenerator(calls=calls, capabilities=able, engines=engines, beside=others, places=places)
-    return Backends(trainer=trainer, generator=generator, route=PoolRoute(calls=calls, engines=engines), critic=critic)
+    route = PoolRoute(calls=calls, engines=engines, elastic=elastic)
+    return Backends(trainer=trainer, generator=generator, route=route, critic=critic)
 
 
 def _trainer(
@@ -200,19 +270,26 @@ def _hosts(arguments: BackendArguments, cluster: RayConfig) -> list[int]:
     return [rank for rank in range(cluster.world_size) if cluster.hosts_generator(rank, shared)]
 
 
-def _surroundings(worker: WorkerInfo, workers: Sequence[WorkerInfo], cluster: RayConfig, pool: str) -> WorkerEnv:
-    """The first device of each rank of the node, by local rank, then those that only generate."""
-    on_node = [other for other in workers if other.node_id == worker.node_id]
-    firsts = [gpu for other in on_node for gpu in other.gpu_ids[:1]]
-    others = [gpu for other in on_node for gpu in other.gpu_ids[1:]]
-    return WorkerEnv(
-        pool=pool,
-        gpu_ids=(*firsts, *others),
-        rank_gpu_ids=worker.gpu_ids[:1],
-        ranks_on_node=cluster.ranks_per_node + cluster.reference_gpus_per_node,
-        directory=Path.cwd(),
-        num_threads=os.environ.get("OMP_NUM_THREADS"),
-    )
+def surroundings_of(workers: Sequence[WorkerInfo], cluster: RayConfig, pool: str) -> list[WorkerEnv]:
+    """Return the process around each rank. A rank sees all devices of its node: the first one of each rank, by local rank, then
+    those that only generate."""
+    devices: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+    for worker in workers:
+        firsts, others = devices[worker.node_id]
+        firsts += worker.gpu_ids[:1]
+        others += worker.gpu_ids[1:]
+    on_node = {node: (*firsts, *others) for node, (firsts, others) in devices.items()}
+    return [
+        WorkerEnv(
+            pool=pool,
+            gpu_ids=on_node[worker.node_id],
+            rank_gpu_ids=worker.gpu_ids[:1],
+            ranks_on_node=cluster.ranks_per_node + cluster.reference_gpus_per_node,
+            directory=Path.cwd(),
+            num_threads=os.environ.get("OMP_NUM_THREADS"),
+        )
+        for worker in workers
+    ]
 
 
 def _build_order(trainer: TrainerArguments, critic: TrainerArguments | None, rank_info: RankInfo) -> BuildCommand:

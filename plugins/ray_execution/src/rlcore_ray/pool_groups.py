@@ -15,6 +15,7 @@ from rlcore_ray.calls import Calls
 from rlcore_ray.collector_hosts import CollectorPlaces, HostedCollector, start_collectors
 from rlcore_ray.commands import RefittedRank, TrainedModel
 from rlcore_ray.dispatch import Dispatch
+from rlcore_ray.elastic import ElasticEngines
 from rlcore_ray.engines import Engines
 from rlcore_ray.pool_stream import PoolStream
 from rlcore_ray.step_data_cache import CachedColumn, CachedMinibatch
@@ -257,13 +258,16 @@ class PoolRoute:
 
     calls: Calls
     engines: Engines
+    elastic: ElasticEngines | None = None
+    """The engines that join and leave; None where the recipe has none."""
 
     def sync_weights(self, order: RefitCommand) -> Refitted:
         """Export and refit on all ranks; ContractError unless all exported the same. Engines that fail are left out."""
         were_out = set(self.engines.hosts).difference(self.engines.living)
         not_awaited = frozenset() if order.export.sharded else self.engines.not_awaited
         limit_s = None if self.engines.are_whole or not_awaited else self.calls.cluster.start_timeout_s
-        found = self.calls.outcomes("refit", evolve(order, not_awaited=not_awaited), limit_s=limit_s)
+        command, publishes = evolve(order, not_awaited=not_awaited), self.elastic is not None
+        found = self.calls.outcomes("refit", command, publishes, limit_s=limit_s)
         outcomes = self.engines.survivors(found, is_shared=order.export.sharded)
         refitted: list[RefittedRank] = self.calls.values(outcomes)
         digests = dict(zip(outcomes, (rank.digests for rank in refitted), strict=True))
@@ -284,6 +288,9 @@ class PoolRoute:
         back = [rank for rank, one in zip(outcomes, refitted, strict=True) if rank in were_out and not one.is_starting]
         self.engines.refitted(back, order.export.weight_version)
         drafts = [rank.drafts for rank in refitted if rank.drafts is not None]
+        if self.elastic is not None:
+            published = [rank.published for rank in refitted if rank.published is not None]
+            drafts += self.elastic.refit(order, published[0] if published else None)  # the publisher's own engine may have died
         sent = [rank.sent_bytes for rank in refitted if rank.sent_bytes is not None]
         guessed = sum(drafts, spi.DraftCounts()) if drafts else None
         return Refitted(drafts=guessed, sent_bytes=sum(sent) if sent else None, digests=first)

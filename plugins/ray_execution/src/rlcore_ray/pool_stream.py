@@ -35,13 +35,15 @@ class PoolStream:
         self._beside = beside
         self._watches_others = watches_others
         self._engines = engines
-        self._hosts = engines.hosts
+        self._hosts = engines.places
         self._feed = feed
-        self._router = RequestRouter(len(engines.hosts))
+        self._router = RequestRouter(len(self._hosts))
         self._changing = threading.Lock()
         """Held while a host leaves or joins, and while the end begins: nothing is dealt behind that."""
         self._is_ending = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._collecting: dict[int, threading.Thread] = {}
+        """The thread that collects samples of each rank."""
         self._errors: list[BaseException] = []
 
     def run(self, weight_version: int) -> None:
@@ -68,23 +70,34 @@ class PoolStream:
 
     def rejoin(self, rank: int, weight_version: int) -> None:
         """See Engines."""
+        if (before := self._collecting.get(rank)) is not None:
+            before.join()  # it sends the requests of a process that is gone to the others
         with self._changing:
             if not self._is_ending.is_set():
                 self._begin([rank], weight_version)
 
+    def retire(self, rank: int) -> None:
+        """See Engines."""
+        with self._changing:
+            self._router.retire(self._hosts.index(rank))
+
+    def is_busy(self, rank: int) -> bool:
+        """See Engines."""
+        return self._router.is_busy(self._hosts.index(rank))
+
     def _begin(self, ranks: Sequence[int], weight_version: int) -> None:
         if not ranks:
             raise WorkerError("stream: no engine holds weights: all have failed since the last refit")
-        self._calls.beside("stream_begin", dict.fromkeys(ranks, (weight_version,)))
-        for rank in ranks:
+        for rank in self._engines.beside("stream_begin", dict.fromkeys(ranks, (weight_version,))):
             host = self._hosts.index(rank)
             self._router.join(host)
-            self._start("collect", self._bring_back, host)
+            self._collecting[rank] = self._start("collect", self._bring_back, host)
 
-    def _start(self, name: str, target: Callable[..., None], *arguments: Any) -> None:
+    def _start(self, name: str, target: Callable[..., None], *arguments: Any) -> threading.Thread:
         thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
+        return thread
 
     def _watch_others(self) -> None:
         """End the stream with the cause where a rank dies that takes no part in it: nothing else waits for that one."""
@@ -114,7 +127,8 @@ class PoolStream:
             for host, numbered in parts.items():
                 by_rank[self._hosts[host]].append(numbered)
         if by_rank:
-            self._calls.beside("stream_add", {rank: (numbered,) for rank, numbered in by_rank.items()})
+            # What a process that is gone does not take, the thread that collects its samples sends to the others.
+            self._engines.beside("stream_add", {rank: (numbered,) for rank, numbered in by_rank.items()})
 
     def _bring_back(self, host: int) -> None:
         """Collect the samples of a host until its stream has ended."""
@@ -129,7 +143,7 @@ class PoolStream:
         """Return what the host's generator raised. Errors of the driver's own are raised: no engine is to blame for them."""
         rank, since = self._hosts[host], suspend_aware_time()
         while True:
-            collected: Collected | BaseException = self._calls.outcome_beside("stream_collect", rank, COLLECT)
+            collected: Collected | BaseException = self._engines.outcome_beside("stream_collect", rank, COLLECT)
             if isinstance(collected, BaseException):
                 return collected
             for samples, responses in collected.parts:
@@ -141,11 +155,11 @@ class PoolStream:
                 return None
             if collected.parts or not (self._router.is_busy(host) or self._is_ending.is_set()):
                 since = suspend_aware_time()
-            self._calls.require_progress("stream", rank, since)
+            self._engines.require_progress("stream", rank, since)
 
     def _give_way(self, host: int, error: BaseException) -> None:
         """Deal what a host has not brought back to the others, where they can go on; else its error is the stream's."""
-        if not self._engines.outlive(error):
+        if not self._engines.outlive(error, self._hosts[host]):
             raise error
         with self._changing:
             owed = self._router.leave(host)
@@ -162,11 +176,11 @@ class PoolStream:
 
     def _require_ending(self, rank: int) -> None:
         if not self._is_ending.is_set():
-            raise PoolLostError(f"stream: {self._calls.workers[rank]} was closed before the stream had ended")
+            raise PoolLostError(f"stream: {self._engines.worker(rank)} was closed before the stream had ended")
 
     def _end(self) -> None:
         try:
-            self._calls.beside("stream_end", dict.fromkeys(self._hosts, ()))
+            self._engines.beside("stream_end", dict.fromkeys({*self._engines.hosts, *self._collecting}, ()))
         except WorkerError as error:
             self._fail(error)
 

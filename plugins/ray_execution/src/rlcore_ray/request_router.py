@@ -40,6 +40,11 @@ class RequestRouter:
         with self._lock:
             self._joined.add(host)
 
+    def retire(self, host: int) -> None:
+        """Route nothing more to a host, which keeps what it has."""
+        with self._lock:
+            self._joined.discard(host)
+
     def leave(self, host: int) -> list[NumberedRequest]:
         """Route nothing more to a host. Returns its unfinished work: whole prompts, and samples of others each with its own
         prompt."""

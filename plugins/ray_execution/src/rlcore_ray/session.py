@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +39,7 @@ def ray_session(cluster: RayConfig, device: Literal["cpu", "cuda"], log_director
     limit on the size of files would end it. What Ray itself has to say goes to `log_directory`/ray.log.
     """
     added = {name: value for name, value in _QUIET.items() if name not in os.environ}
+    asks_for_token = "RAY_AUTH_MODE" in os.environ
     if cluster.address is not None and not _is_running():
         added |= _authentication(cluster.address)
     os.environ.update(added)
@@ -62,6 +63,18 @@ def ray_session(cluster: RayConfig, device: Literal["cpu", "cuda"], log_director
             leave()
         for name in added:
             os.environ.pop(name, None)
+        if is_ours and not asks_for_token:
+            _forget_token()
+
+
+def _forget_token() -> None:
+    """Leave the process as it was before Ray asked for a token, which it keeps for clusters that know none or another one."""
+    os.environ.pop("RAY_AUTH_MODE", None)
+    with suppress(ImportError):  # before 2.60
+        from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+        Config.initialize("")  # first: threads that still end would look for a token
+        AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _start(cluster: RayConfig, device: Literal["cpu", "cuda"]) -> None:

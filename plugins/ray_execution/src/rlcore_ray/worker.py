@@ -54,6 +54,7 @@ from rlcore_ray.failures import PoolName, RemoteError, Reply, WorkerInfo
 from rlcore_ray.network_variables import set_network_variables
 from rlcore_ray.orphan_processes import mark_children
 from rlcore_ray.output import redirect_output
+from rlcore_ray.published_weights import PublishedWeights, publishing
 from rlcore_ray.step_data_cache import CachedColumn, StepDataCache
 from rlcore_ray.worker_stream import Collected, NumberedRequest, WorkerStream
 
@@ -257,14 +258,18 @@ class Worker:
         found = per_token_results(self._trainer_handle(model), request, parts[number].microbatches())
         return np.concatenate(found) if returns else None
 
-    def refit(self, order: RefitCommand) -> RefittedRank:
+    def refit(self, order: RefitCommand, publishes: bool) -> RefittedRank:
         """Export the weights, and bring this rank's generator to them where it hosts one.
 
-        Every rank takes part in the export to its end, also where its generator fails: the others wait for it.
+        Every rank takes part in the export to its end, also where its generator fails: the others wait for it. `publishes`:
+        rank 0 leaves the weights in Ray's store, too.
         """
         export = self._trainer_handle("policy").export_weights(order.export)
         sent: dict[str, int] = {}
         export = recorded_export(export, sent)
+        published: PublishedWeights | None = None
+        if publishes and self._rank == 0:
+            export, published = publishing(export)
         drafts: spi.DraftCounts | None = None
         taken, is_starting, sent_bytes = 0, False, None
         if self._generator is not None:
@@ -284,9 +289,15 @@ class Worker:
             shards_sent=None if shards is None else shards.digest,
             sent_bytes=sent_bytes if shards is None else shards.sent_bytes,
             shards_taken=taken,
+            published=published,
             drafts=drafts,
             is_starting=is_starting,
         )
+
+    def refit_published(self, order: RefitCommand, weights: PublishedWeights) -> spi.DraftCounts | None:
+        """Bring the generator of a process without a trainer to published weights; the counts of its drafts since the refit
+        before."""
+        return self._generator_handle().refit(order.request(weights.export())).drafts
 
     def stream_begin(self, weight_version: int) -> None:
         """Begin a stream of the generator."""

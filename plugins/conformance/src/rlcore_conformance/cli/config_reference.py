@@ -115,7 +115,9 @@ def _added_keys(execution: str, cls: type) -> Iterator[str]:
     if added:
         yield f"## `[cluster]` of `{execution}`\n"
         yield f"The execution `{execution}` adds these keys.\n"
-        yield from _table(cls, added)
+        yield from _table(cls, {name: field for name, field in added.items() if types.table_class(field.type) is None})
+        for name, field in added.items():
+            yield from _sections(f"cluster.{name}", field.type)
 
 
 def _table(cls: type, rows: "Mapping[str, attrs.Attribute[Any]]") -> Iterator[str]:
