@@ -18,7 +18,6 @@ checkpoint: a manifest over a file of 4 KiB for each rank is written, and all ar
 import argparse
 import math
 import os
-import pickle
 import tempfile
 import threading
 import time
@@ -78,13 +77,15 @@ def cpu_s(work: Callable[[], object]) -> float:
 
 def start_up(num_ranks: int) -> tuple[float, float]:
     """CPU seconds of the driver, and the bytes that it pickles."""
+    import ray
+
     workers, software, now = workers_of(num_ranks), Software.here(), time.time()
     cluster, sent = RayConfig(nodes=num_ranks // PER_NODE, gpus_per_node=PER_NODE, address="auto"), Counter[str]()
 
     def work() -> None:
         require_same(workers, [software] * num_ranks)
         note_clocks([Arrival(worker=one, software=software, clock=now) for one in workers], now, now, Progress())
-        sent["bytes"] = sum(len(pickle.dumps(one)) for one in surroundings_of(workers, cluster, "a" * 32))
+        sent["bytes"] = sum(len(ray.cloudpickle.dumps(one)) for one in surroundings_of(workers, cluster, "a" * 32))
 
     return cpu_s(work), sent["bytes"]
 

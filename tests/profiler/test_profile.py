@@ -69,7 +69,7 @@ def test_fine_tuning_is_traced(workplace: Workplace) -> None:
     options = (*RUN, NAMED, "observers.profile.steps=[4, 4]", "observers.profile.with_stack=true")
     # A process of its own, as a user's: torch's tracer of Python hooks into every thread that there is.
     subprocess.run([Path(sys.executable).with_name("rlcore"), "train", "sft.toml", *options], check=True, capture_output=True)
-    found = traces(workplace.run("run"))
+    found = traces(workplace.run("sft"))
     assert found.keys() == {"step-000004/rank-0.json.gz"}
     assert "train_step" in found["step-000004/rank-0.json.gz"]
 
