@@ -241,6 +241,23 @@ def test_engines_that_are_out_cost_nothing_when_memory_moves() -> None:
     assert engines.moved({0: died, 1: died}) == {}, "the next refit starts all of them"
 
 
+def test_engines_of_slots_take_part_once_they_hold_weights_and_are_not_waited_for() -> None:
+    calls: Any = TwoHosts(RayConfig())
+    engines = Engines(calls, [0, 1], slots=(2, 3))
+    assert (engines.living, engines.are_whole, engines.not_awaited) == ([0, 1], True, frozenset())
+    one: Any = SimpleNamespace(workers=["engine 2"], lose=lambda _: None)
+    engines.join(2, one, weight_version=0)
+    assert (engines.living, engines.take_restarts()) == ([0, 1, 2], 0)
+    engines.take_out(1)
+    assert (engines.are_whole, engines.not_awaited) == (False, frozenset({1}))
+    engines.leave(2, SimpleNamespace())  # another process than the one that takes part
+    assert engines.living == [0, 2]
+    engines.leave(2, one)
+    assert engines.living == [0]
+    assert not engines.take_out(0)
+    assert calls.progress.texts == ["engine 2 takes part from now on"]
+
+
 def test_failures_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)

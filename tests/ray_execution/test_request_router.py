@@ -132,6 +132,17 @@ def test_what_a_host_that_leaves_has_under_way_is_dealt_again_under_its_numbers(
     assert set(router.dispatch(request_of([[1]], 0))) == {host}, "it has nothing to do"
 
 
+def test_a_host_that_retires_gets_nothing_more_and_keeps_what_it_has() -> None:
+    router = dealer_of(2)
+    (first,) = router.dispatch(request_of([[5]], 0)).items()
+    host, (numbers, _) = first
+    router.retire(host)
+    assert set(router.dispatch(request_of([[1], [1], [1]], 1))) == {1 - host}
+    assert router.is_busy(host)
+    router.done(host, numbers)
+    assert not router.is_busy(host)
+
+
 def test_with_no_host_nothing_can_be_dealt() -> None:
     router = RequestRouter(1)
     with pytest.raises(WorkerError, match="no engine"):

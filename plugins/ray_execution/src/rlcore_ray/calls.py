@@ -154,6 +154,11 @@ class Calls:
             self._check_late(wait)  # what is asked beside the calls is answered at once
         return wait
 
+    def post(self, name: str, rank: int, *arguments: Any) -> None:
+        """Call a rank as `beside` does, and wait for no answer. A rank that is gone takes no notice."""
+        if self.lost is None:
+            self.ranks[rank].actor.beside.options(concurrency_group=BESIDE).remote(name, *arguments)
+
     def require_progress(self, name: str, rank: int, since: float) -> None:
         """Raise WorkerError and give all ranks up where one made no progress for as long as a call may take. Thread-safe.
 

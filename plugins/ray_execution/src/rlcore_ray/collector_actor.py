@@ -48,6 +48,8 @@ class CollectorActor:
         self._notes = _Notes()
         self._sent_notes = 0
         self._changing = threading.Lock()
+        self._rejoined: dict[int, int] = {}
+        """The number of the last message that an engine has come back, by its rank."""
         self._known_out: set[int] = set()
         """Ranks of which the driver knows that their engines are out."""
         self._endpoint: Any = None
@@ -80,10 +82,12 @@ class CollectorActor:
             return Reply(error=RemoteError.of(error, self._log_file))
         return Reply(value=os.getpid())
 
-    def take(self, commands: Sequence[Any], out: frozenset[int]) -> None:
-        """Hand the collector commands; `out` are ranks of its engines that hold no weights."""
+    def take(self, commands: Sequence[Any], out: frozenset[int], number: int) -> None:
+        """Hand the collector commands; `out` are ranks of its engines that hold no weights. `number` counts what the driver has
+        sent: an engine that has come back since is not out."""
         assert self._engines is not None
         with self._changing:
+            out = frozenset(rank for rank in out if self._rejoined.get(rank, 0) < number)
             for rank in out & {*self._engines.living}:
                 self._engines.take_out(rank)
             self._known_out |= out
@@ -99,11 +103,12 @@ class CollectorActor:
         notes, self._sent_notes = self._notes.texts[self._sent_notes :], len(self._notes.texts)
         return Sent(messages=messages, notes=notes, failed=sorted(failed), lost=self._engines.calls.lost)
 
-    def rejoin(self, rank: int, weight_version: int) -> None:
+    def rejoin(self, rank: int, weight_version: int, number: int) -> None:
         """The engine of a rank holds weights again."""
         assert self._engines is not None
         with self._changing:
             self._known_out.discard(rank)
+            self._rejoined[rank] = number
         self._engines.refitted([rank], weight_version)
 
     def close(self) -> None:

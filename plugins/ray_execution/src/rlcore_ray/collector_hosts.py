@@ -93,12 +93,15 @@ class HostedCollector:
     log_file: Path
     _sending: threading.Lock = field(factory=threading.Lock, init=False)
     """Held while something is sent that says which engines are out, in the order in which they are."""
+    _num_sent: int = field(default=0, init=False)
+    """Numbers what is sent: Ray carries out what is of different groups in any order."""
 
     def send(self, commands: Sequence[Any]) -> None:
         """Hand the collector commands, in order, without waiting."""
         with self._sending:
             out = frozenset(self.hosts) - {*self.engines.living}
-            self.actor.take.remote(commands, out)
+            self._num_sent += 1
+            self.actor.take.remote(commands, out, self._num_sent)
 
     def receive(self) -> Sequence[Any]:
         """Return what the collector has sent, once there is something or a second has passed. WorkerError where it has died, or
@@ -125,7 +128,8 @@ class HostedCollector:
         """See Rejoins."""
         if rank in self.hosts:
             with self._sending:
-                self.actor.rejoin.options(concurrency_group=REJOIN).remote(rank, weight_version)
+                self._num_sent += 1
+                self.actor.rejoin.options(concurrency_group=REJOIN).remote(rank, weight_version, self._num_sent)
 
     def close(self) -> None:
         """End the process, unless it has ended with the ranks."""

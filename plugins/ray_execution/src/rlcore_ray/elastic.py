@@ -178,7 +178,7 @@ class ElasticEngines:
     def _refit(self, slot: int, calls: Calls, order: RefitCommand, weights: PublishedWeights) -> DraftCounts | None:
         """Refit one engine of those that take part. One that fails, in whatever way, is out: the others have the weights."""
         try:
-            drafts = _bring(calls, order, weights)
+            drafts = _bring(calls, order, weights, self.cluster.straggler_timeout_s)
         except Exception as error:
             self._lose(slot, calls, error)
             return None
@@ -239,7 +239,7 @@ class ElasticEngines:
                     self._ready[slot] = calls
                     return
             order, weights = current
-            _bring(calls, order, weights)  # beside the run
+            _bring(calls, order, weights, self.cluster.start_timeout_s)  # beside the run
             with self._refits:
                 if self._current is current:
                     self._ready[slot] = calls
@@ -272,9 +272,9 @@ def _draining() -> Collection[str]:
     return found
 
 
-def _bring(calls: Calls, order: RefitCommand, weights: PublishedWeights) -> DraftCounts | None:
-    """Refit one engine; the counts of its drafts since the refit before."""
+def _bring(calls: Calls, order: RefitCommand, weights: PublishedWeights, limit_s: float) -> DraftCounts | None:
+    """Refit one engine within so many seconds; the counts of its drafts since the refit before."""
     channel = engine_channel(order.channel)
     own = evolve(order, channel=channel, may_alias=False, delta="off", not_awaited=frozenset())
-    drafts: DraftCounts | None = calls.apart("refit_published", {0: (own, weights)})[0]
+    drafts: DraftCounts | None = calls.apart("refit_published", {0: (own, weights)}, limit_s=limit_s)[0]
     return drafts

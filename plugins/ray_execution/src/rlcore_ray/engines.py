@@ -125,6 +125,16 @@ class Engines:
                 answered.append(slot)
         return answered
 
+    def send(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> None:
+        """Call `Calls.beside` of hosts, and `Calls.post` of slots: a node that is out of reach would keep all others waiting.
+        What its engine does not take, the thread that collects its samples sends to the others."""
+        for slot in arguments.keys() & {*self.slots}:
+            calls, rank = self._reached(slot)
+            calls.post(name, rank, *arguments[slot])
+        own = {place: given for place, given in arguments.items() if place not in self.slots}
+        if own:
+            self.calls.beside(name, own)
+
     def outcome_beside(self, name: str, place: int, group: str) -> Outcome:
         """Call `Calls.outcome_beside` of a host or slot; the death of a slot's process is returned, too."""
         calls, rank = self._reached(place)

@@ -127,13 +127,17 @@ class PoolStream:
             for host, numbered in parts.items():
                 by_rank[self._hosts[host]].append(numbered)
         if by_rank:
-            # What a process that is gone does not take, the thread that collects its samples sends to the others.
-            self._engines.beside("stream_add", {rank: (numbered,) for rank, numbered in by_rank.items()})
+            self._engines.send("stream_add", {rank: (numbered,) for rank, numbered in by_rank.items()})
 
     def _bring_back(self, host: int) -> None:
         """Collect the samples of a host until its stream has ended."""
         try:
-            error = self._collect(host)
+            try:
+                error = self._collect(host)
+            except WorkerError as failure:
+                if self._hosts[host] not in self._engines.slots:
+                    raise
+                error = failure
             if error is not None:
                 self._give_way(host, error)
         except BaseException as error:  # which would be lost in this thread

@@ -1,6 +1,7 @@
 """The slowest calls of the environment in a step, which `rlcore top` shows."""
 
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -24,6 +25,7 @@ class SlowestCalls:
     least_s: float = field(default=LEAST_S, init=False)
     """Seconds above which a call is kept."""
     _calls: list[Mapping[str, Any]] = field(factory=list, init=False)
+    _changing: threading.Lock = field(factory=threading.Lock, init=False)
 
     def add(self, seconds: float, function: str, describe: Callable[[], str]) -> None:
         """Keep a call of the environment's function, if it is one of the slowest. `describe` names its episode."""
@@ -31,13 +33,15 @@ class SlowestCalls:
 
     def merge(self, calls: Sequence[Mapping[str, Any]]) -> None:
         """Keep the slowest of these calls, too."""
-        self._calls = sorted([*self._calls, *calls], key=itemgetter("seconds"), reverse=True)[:MAX_CALLS]
-        if len(self._calls) == MAX_CALLS:
-            self.least_s = self._calls[-1]["seconds"]
+        with self._changing:
+            self._calls = sorted([*self._calls, *calls], key=itemgetter("seconds"), reverse=True)[:MAX_CALLS]
+            if len(self._calls) == MAX_CALLS:
+                self.least_s = self._calls[-1]["seconds"]
 
     def take(self) -> Sequence[Mapping[str, Any]]:
         """Return the calls since the last time."""
-        found, self._calls, self.least_s = self._calls, [], LEAST_S
+        with self._changing:
+            found, self._calls, self.least_s = self._calls, [], LEAST_S
         return found
 
     def write(self, directory: Path, step: int) -> None:
