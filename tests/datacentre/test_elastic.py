@@ -1,4 +1,4 @@
-"""An engine on a host that joins a run and leaves it, by its end or since no packet comes through: the metrics stay."""
+"""Hosts that join a run and leave it, by their end or since no packet comes through: the metrics stay."""
 
 import time
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from rlcore_torchkit.testing.models import make_model
 
 from ..system.system_support import DIGITS
 from .hosts import DataCentre
-from .ray_cluster import await_joined, give_token, start_head, start_node
-from .runs import SMALL, Run, assert_nothing_is_left, assert_same_metrics, started, trained
+from .ray_cluster import await_joined, give_token, start_head, start_node, start_ray
+from .runs import SMALL, TWO_HOSTS, Run, assert_nothing_is_left, assert_same_metrics, started, trained
 
 pytestmark = [pytest.mark.wide, pytest.mark.timeout(1500)]
 ENGINES = ("generator.name=vllm", "generator.vllm.cpu_kv_cache_gib=0.1", "model.path=wide")
@@ -70,4 +70,19 @@ def test_an_engine_of_another_host_joins_and_leaves(
         assert run.end() == 0, run.said()
         assert f"node {second.address}" in run.said()
     assert_same_metrics(run.directory, fixed)
+    assert_nothing_is_left(centre)
+
+
+def test_trainers_go_on_with_the_host_that_is_left(centre: DataCentre) -> None:
+    """The sums over one rank are those over two, from the newest checkpoint on."""
+    centre.put_right()
+    steps = (*SMALL, "run.num_steps=12")
+    expected = trained(centre.hosts[1], "one-host", *steps)
+    start_ray(centre)
+    with ExitStack() as stack, started(centre.hosts[1], "smaller", *steps, *TWO_HOSTS, "cluster.min_nodes=1") as run:
+        run.await_step(3)
+        end_ray(centre, stack)
+        assert run.end() == 0, run.said()
+        assert "with 1 of 2 nodes" in run.said()
+    assert_same_metrics(run.directory, expected)
     assert_nothing_is_left(centre)

@@ -72,7 +72,8 @@ def passed_over(
         and wrong_device(state.entry, device) is None
     ]
     return tuple(
-        f"{role} {taken.name!r} (priority {_priority(taken)}) is taken, as {_with_priority(state.entry)} cannot be: "
+        f"{role} {taken.name!r} (priority {_priority(taken)}) is taken, as {state.entry.name!r} "
+        f"({state.entry.origin if state.entry.error else f'priority {_priority(state.entry)}'}) cannot be: "
         f"{state.reason if state.kind == 'not usable' else f'it is {state.text}'}"
         for state in sorted(higher, key=lambda state: -_priority(state.entry))
     )
@@ -197,10 +198,6 @@ def wrong_device(entry: Entry, device: Device) -> str | None:
 def _priority(entry: Entry) -> int:
     """Return a plugin's priority; 0 where the plugin has an error, so that its provider cannot be trusted."""
     return entry.provider.priority if entry.provider and entry.error is None else 0
-
-
-def _with_priority(entry: Entry) -> str:
-    return f"{entry.name!r} (priority {_priority(entry)})" if entry.error is None else f"{entry.name!r} ({entry.origin})"
 
 
 NEEDED: tuple[Role, ...] = ("trainer", "generator", "algorithm", "environment")

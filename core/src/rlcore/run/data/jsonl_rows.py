@@ -36,14 +36,9 @@ def parse_line(line: bytes) -> dict[str, Any]:
     if _SUSPECT.search(line):
         for path, text in _texts(row, ""):
             if match := _NO_CHARACTER.search(text):
-                raise ValueError(
-                    f"holds {_named(match[0])} in the field {path!r}, at character {match.start()}; expected Unicode text"
-                )
+                named = "a NUL character" if match[0] == "\0" else described(match[0])
+                raise ValueError(f"holds {named} in the field {path!r}, at character {match.start()}; expected Unicode text")
     return row
-
-
-def _named(character: str) -> str:
-    return "a NUL character" if character == "\0" else described(character)
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:

@@ -3,6 +3,7 @@
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Callable
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -188,18 +189,23 @@ def _fill(lengths: Int64Array, weights: Costs, order: Int64Array, num_bins: int,
 
 
 def _best_fit(lengths: list[int], order: list[int], max_tokens: int) -> list[list[int]]:
-    """Best-fit decreasing: each sequence goes where the least room is left over, or opens another bin."""
+    """Best-fit decreasing: each sequence goes where the least room is left over, or opens another bin. A bin that takes one
+    keeps the least room, so those of equal length fill one bin after another."""
     members: list[list[int]] = []
     room: list[tuple[int, int]] = []  # tokens left and bin, ascending
-    for sequence in order:
-        position = bisect_left(room, (lengths[sequence], -1))
-        if position == len(room):
-            left, index = max_tokens, len(members)
-            members.append([])
-        else:
-            left, index = room.pop(position)
-        members[index].append(sequence)
-        insort(room, (left - lengths[sequence], index))
+    for length, equal in groupby(order, lengths.__getitem__):
+        waiting, done = list(equal), 0
+        while done < len(waiting):
+            position = bisect_left(room, (length, -1))
+            if position == len(room):
+                left, index = max_tokens, len(members)
+                members.append([])
+            else:
+                left, index = room.pop(position)
+            taken = waiting[done : done + max(1, left // max(1, length))]
+            members[index] += taken
+            insort(room, (left - len(taken) * length, index))
+            done += len(taken)
     return members
 
 
