@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 from rlcore.run.report.progress import Progress
-from rlcore.run.storage.checkpoint import LoopState, find_damage, write_checkpoint
+from rlcore.run.storage.checkpoint import LoopState, begin_checkpoint, find_damage
 from rlcore.spi import TensorSpec, TokenBatch
 from rlcore.spi.weights import ShardSlice
 from rlcore_ray.commands import Arrival, Software
@@ -190,7 +190,7 @@ def checkpoint(num_ranks: int) -> float:
             (folder / f"__{rank}_0.distcp").write_bytes(bytes(4096))
 
     with tempfile.TemporaryDirectory() as root:
-        complete = write_checkpoint(Path(root), state, write, keep=None)
+        complete = begin_checkpoint(Path(root), state, write, keep=None)
 
         def work() -> None:
             assert find_damage(complete()) is None

@@ -31,7 +31,7 @@ from megatron_support import exported, make_backend, saved
 from rank_launch import collected, launch_rows, once
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
-from rlcore.run.storage.checkpoint import LoopState, find_damage, write_checkpoint
+from rlcore.run.storage.checkpoint import LoopState, begin_checkpoint, find_damage
 from rlcore.spi import CheckpointError, CloseRequest, LoadStateRequest, ScheduleSpec, StorageError
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_torchkit.testing.models import make_model
@@ -180,7 +180,7 @@ def test_runs_notice_damage_to_any_of_the_files(trained: MegatronBackend, tmp_pa
     def write(partial: Path) -> None:
         save(trained, partial / "trainer")
 
-    saved = write_checkpoint(tmp_path, state, write, keep=1)()
+    saved = begin_checkpoint(tmp_path, state, write, keep=1)()
     assert find_damage(saved) is None
     load(trained, saved / "trainer")
     files = [path for path in (saved / "trainer").rglob("*") if path.is_file()]

@@ -1,4 +1,14 @@
-"""Interface between the schedule of a run and what collects its groups, in this process or in others."""
+"""Interface between the schedule of a run and what collects its groups, in this process or in others.
+
+EpisodeRun, with its Schedule                 the driver decides which groups begin, and which make a batch
+   │  Collectors
+   ├─ GroupCollector                          one collector: in the driver
+   └─ RemoteCollectors                        several: each group goes to one of them by its number
+         │  Command, Event
+      CollectorProcesses                      the messages of all
+         │  HostedCollector, CollectorActor   carried by Ray
+      CollectorProcess, with GroupCollector   one of them, in a process beside its engines
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence

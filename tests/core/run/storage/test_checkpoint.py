@@ -10,12 +10,12 @@ import pytest
 from rlcore.run.storage import checkpoint
 from rlcore.run.storage.checkpoint import (
     LoopState,
+    begin_checkpoint,
     find_damage,
     list_checkpoints,
     newest_checkpoint,
     read_loop_state,
     require_intact,
-    write_checkpoint,
 )
 from rlcore.spi import CheckpointError, StorageError
 
@@ -30,7 +30,7 @@ def write_weights(directory: Path) -> None:
 
 
 def save(root: Path, step: int, keep: int = 10) -> Path:
-    return write_checkpoint(root, state(step), write_weights, keep=keep)()
+    return begin_checkpoint(root, state(step), write_weights, keep=keep)()
 
 
 def test_saved_state_is_read_back_and_nothing_temporary_remains(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_write_that_dies_leaves_the_earlier_checkpoint(tmp_path: Path) -> None
         raise RuntimeError("the process dies here")
 
     with pytest.raises(RuntimeError):
-        write_checkpoint(tmp_path, state(2), die, keep=1)
+        begin_checkpoint(tmp_path, state(2), die, keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
 
 
@@ -91,14 +91,14 @@ def test_a_full_disk_is_named_and_loses_nothing(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(directory))
 
     with pytest.raises(StorageError, match=r"No space left.*MiB free|MiB free.*No space left"):
-        write_checkpoint(tmp_path, state(2), full, keep=1)
+        begin_checkpoint(tmp_path, state(2), full, keep=1)
     assert newest_checkpoint(tmp_path, pytest.fail) == tmp_path / "step-000001"
 
 
 def test_a_checkpoint_counts_once_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files are written first; where the disk then refuses them, nothing of it stays."""
     save(tmp_path, 1)
-    complete = write_checkpoint(tmp_path, state(2), write_weights, keep=1)
+    complete = begin_checkpoint(tmp_path, state(2), write_weights, keep=1)
     assert list_checkpoints(tmp_path) == [tmp_path / "step-000001"]
     assert complete() == tmp_path / "step-000002"
     assert list_checkpoints(tmp_path) == [tmp_path / "step-000002"]
@@ -106,7 +106,7 @@ def test_a_checkpoint_counts_once_it_is_complete(tmp_path: Path, monkeypatch: py
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    complete = write_checkpoint(tmp_path, state(3), write_weights, keep=1)
+    complete = begin_checkpoint(tmp_path, state(3), write_weights, keep=1)
     monkeypatch.setattr(checkpoint, "sync", full)
     with pytest.raises(StorageError):
         complete()

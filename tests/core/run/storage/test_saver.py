@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlcore.run.storage import saver
-from rlcore.run.storage.checkpoint import write_checkpoint
+from rlcore.run.storage.checkpoint import begin_checkpoint
 from rlcore.run.storage.saver import SAMPLE_BYTES, SAMPLES_PER_FILE, model_digest
 
 
@@ -69,9 +69,9 @@ def test_metrics_are_on_the_disk_before_a_checkpoint_that_follows_them(
 
     def save(*arguments: Any, **options: Any) -> Callable[[], Path]:
         order.append("checkpoint")
-        return write_checkpoint(*arguments, **options)
+        return begin_checkpoint(*arguments, **options)
 
     monkeypatch.setattr(saver, "sync", lambda path: order.append(path.name))
-    monkeypatch.setattr(saver, "write_checkpoint", save)
+    monkeypatch.setattr(saver, "begin_checkpoint", save)
     run("run.num_steps=2", "checkpoint.every_n_steps=1")
     assert order == ["metrics.jsonl", "checkpoint"] * 2

@@ -64,7 +64,7 @@ class LoopState:
     """Metrics of `step` where it was saved before its evaluation and its line in metrics.jsonl; None after them."""
 
 
-def write_checkpoint(root: Path, state: LoopState, write: Callable[[Path], None], *, keep: int | None) -> Callable[[], Path]:
+def begin_checkpoint(root: Path, state: LoopState, write: Callable[[Path], None], *, keep: int | None) -> Callable[[], Path]:
     """Write what `write` puts into the directory it is given. The function that is returned, which another thread may call,
     makes root/step-N of it, drops all but the `keep` newest, if any, and returns the path.
 

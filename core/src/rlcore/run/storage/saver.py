@@ -14,7 +14,7 @@ from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.run.data.rows_digest import RowDigests
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import LoopPosition
-from rlcore.run.storage.checkpoint import LoopState, sync, write_checkpoint, write_state
+from rlcore.run.storage.checkpoint import LoopState, begin_checkpoint, sync, write_state
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.schema.file_limits import expanded
 from rlcore.spi import CheckpointError, LoadStateRequest, SaveStateRequest, Tokenizer
@@ -101,7 +101,7 @@ class RunSaver:
                 sync(self.directory.metrics_file)
         write = partial(self._write, position.algorithm_state, rollouts)
         keep = self.plan.recipe.checkpoint.keep if prune else None
-        complete = write_checkpoint(self.directory.checkpoints, state, write, keep=keep)
+        complete = begin_checkpoint(self.directory.checkpoints, state, write, keep=keep)
         self._completing = position.step, self.thread.submit(complete)
 
     def completed(self, *, wait: bool) -> int | None:
