@@ -26,6 +26,7 @@ TRIED = {
     "replay.py",
     "residency.py",
     "train_step.py",
+    "world_size.py",
 }
 needs_no_gpu = pytest.mark.skipif(detect_device() == "cuda", reason="with a GPU these scripts do their whole work")
 
@@ -67,6 +68,13 @@ def test_balancing(script: Script) -> None:
 def test_driver_overhead(script: Script, num_turns: int) -> None:
     figures = rows(script("driver_overhead.py", "--quick", "--turns", num_turns), "64 ")["64 "]
     assert all(float(figure) > 0 for figure in figures[:3])
+
+
+@pytest.mark.wide
+def test_world_size(script: Script) -> None:
+    names = ("start-up, bytes", "step, driver", "refit, one rank", "store, operations")
+    found = rows(script("world_size.py", "--ranks", "16", "64"), *names)
+    assert [float(figures[-2]) for figures in found.values()] == pytest.approx([1.0, 1.0, 1.0, 1.0], abs=0.9)
 
 
 @pytest.mark.wide

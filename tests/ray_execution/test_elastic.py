@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
 import pytest
 
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.spi import ConfigError
+from rlcore.spi import ConfigError, NamedTensor, TensorSpec, WeightBucket, WeightExport
 from rlcore_ray.config import RayConfig
+from rlcore_ray.published_weights import Publisher
 from rlcore_ray.session import ray_session
 
 from .conftest import Notes, assert_close, read_metrics  # type: ignore[import-not-found]
@@ -124,12 +126,42 @@ def test_samples_of_an_engine_that_leaves_in_flight_come_once(run: Run, tmp_path
     assert sum(record.get("generation/engine_restarts", 0) for record in records) == 0
 
 
+def test_an_engine_has_the_devices_that_it_spans(run: Run, tmp_path: Path, nodes: Any) -> None:
+    with pytest.raises(ConfigError) as raised:
+        run(*options(nodes, tmp_path, gpus=1), "generator.ranked.span=2", "refit.channel=auto")
+    assert [problem.path for problem in raised.value.problems] == ["cluster.elastic.gpus"]
+
+
+def test_an_export_is_read_to_its_end_also_where_the_store_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ranks wait for this one in the export."""
+    import ray
+
+    taken = []
+
+    def put(bucket: object) -> int:
+        if len(taken) == 1:
+            raise MemoryError("no room on purpose")
+        taken.append(bucket)
+        return 0
+
+    monkeypatch.setattr(ray, "put", put)
+    specs = tuple(TensorSpec(name=str(number), shape=(2,), dtype="float32") for number in range(3))
+    tensors = [NamedTensor(name=spec.name, tensor=np.zeros(2, np.float32), digest=0) for spec in specs]
+    buckets = iter([WeightBucket(tensors=(tensor,)) for tensor in tensors])
+    publisher = Publisher()
+    export = publisher.watch(WeightExport(weight_version=1, specs=specs, buckets=buckets, persistent=False))
+    assert [bucket.tensors[0].name for bucket in export.buckets] == ["0", "1", "2"]
+    assert publisher.published() is None
+    assert publisher.failure is not None
+    assert "no room on purpose" in publisher.failure
+
+
 def test_a_run_waits_for_its_least_engines_and_names_them(
     run: Run, tmp_path: Path, nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rlcore_ray import elastic
 
-    monkeypatch.setattr(elastic, "RESERVE_S", 1.0)
+    monkeypatch.setattr(elastic, "LEAST_WAIT_S", 1.0)
     with pytest.raises(ConfigError) as raised:
         run("run.name=none", *options(nodes, tmp_path, min=1, max=2))
     (problem,) = raised.value.problems

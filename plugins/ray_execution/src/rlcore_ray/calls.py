@@ -131,17 +131,21 @@ class Calls:
                 self._check_others(wait, limit_s)
         return dict(sorted(wait.outcomes.items()))
 
-    def beside(self, name: str, arguments: Mapping[int, tuple[Any, ...]], group: str = BESIDE) -> list[Any]:
+    def beside(
+        self, name: str, arguments: Mapping[int, tuple[Any, ...]], group: str = BESIDE, limit_s: float | None = None
+    ) -> list[Any]:
         """Call some ranks beside the calls that they are busy with, and return the answers in the order of `arguments`. From
         any thread."""
-        wait = self._beside(name, arguments, group)
+        wait = self._beside(name, arguments, group, limit_s)
         return self.values({rank: wait.outcomes[rank] for rank in arguments}, wait.failed_first)
 
     def outcome_beside(self, name: str, rank: int, group: str) -> Outcome:
         """`beside` of one rank; what it raised is returned, so that it is told from an error of the driver's own."""
         return self._beside(name, {rank: ()}, group).outcomes[rank]
 
-    def _beside(self, name: str, arguments: Mapping[int, tuple[Any, ...]], group: str) -> PendingCall:
+    def _beside(
+        self, name: str, arguments: Mapping[int, tuple[Any, ...]], group: str, limit_s: float | None = None
+    ) -> PendingCall:
         self._require_workers(name)
         actors = {rank: self.ranks[rank].actor for rank in arguments}
         references = {
@@ -150,7 +154,7 @@ class Calls:
         wait = PendingCall(name=name, pending=references, watch=self._watch(name))
         while wait.pending:
             self._collect(wait)
-            self._check_limit(wait, None)
+            self._check_limit(wait, limit_s)
             self._check_late(wait)  # what is asked beside the calls is answered at once
         return wait
 

@@ -48,8 +48,8 @@ class CollectorActor:
         self._notes = _Notes()
         self._sent_notes = 0
         self._changing = threading.Lock()
-        self._rejoined: dict[int, int] = {}
-        """The number of the last message that an engine has come back, by its rank."""
+        self._heard: dict[int, int] = {}
+        """The number of the last message on each engine, by its rank."""
         self._known_out: set[int] = set()
         """Ranks of which the driver knows that their engines are out."""
         self._endpoint: Any = None
@@ -87,7 +87,8 @@ class CollectorActor:
         sent: an engine that has come back since is not out."""
         assert self._engines is not None
         with self._changing:
-            out = frozenset(rank for rank in out if self._rejoined.get(rank, 0) < number)
+            out = frozenset(rank for rank in out if self._heard.get(rank, 0) < number)
+            self._heard |= dict.fromkeys(out, number)
             for rank in out & {*self._engines.living}:
                 self._engines.take_out(rank)
             self._known_out |= out
@@ -107,9 +108,12 @@ class CollectorActor:
         """The engine of a rank holds weights again."""
         assert self._engines is not None
         with self._changing:
-            self._known_out.discard(rank)
-            self._rejoined[rank] = number
+            if self._heard.get(rank, 0) > number:
+                return
+            self._heard[rank] = number
         self._engines.refitted([rank], weight_version)
+        with self._changing:
+            self._known_out.discard(rank)
 
     def close(self) -> None:
         """End all work, and what it has started."""

@@ -13,7 +13,6 @@ from rlcore import __version__
 from rlcore.execution import GeneratorArguments, TrainerArguments
 from rlcore.spi import DraftCounts, TrainerLayout
 from rlcore_ray.failures import WorkerInfo
-from rlcore_ray.published_weights import PublishedWeights
 
 
 @frozen(kw_only=True)
@@ -99,8 +98,6 @@ class RefittedRank:
     """True where its generator did not take part, since an engine is being started."""
     shards_taken: int = 0
     """The digest of what its generator has taken of a sharded export; 0 where it has none."""
-    published: PublishedWeights | None = None
-    """The weights for engines without a trainer in their process, of the rank that publishes them."""
     drafts: DraftCounts | None
     """Its generator's guesses since the refit before; None where it has none, or one that guesses no tokens."""
 

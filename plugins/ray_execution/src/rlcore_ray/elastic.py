@@ -10,21 +10,24 @@ from typing import TypeAlias
 from attrs import define, evolve, field, frozen
 
 from rlcore.execution import BackendArguments, ChosenPlugins, first_line
-from rlcore.spi import ConfigError, DraftCounts, ExecutionProgress, PluginError, Problem, RankInfo, WorkerError
+from rlcore.spi import ConfigError, DraftCounts, ExecutionProgress, Problem, RankInfo, WorkerError
 from rlcore.spi.execution import RefitCommand
 from rlcore_ray.calls import Calls, Rank
 from rlcore_ray.commands import GeneratorCommand, WorkerEnv
 from rlcore_ray.config import RayConfig
-from rlcore_ray.engines import Engines
+from rlcore_ray.engines import ANSWER_S, Engines
 from rlcore_ray.failures import WorkerInfo
 from rlcore_ray.nodes import require_same
-from rlcore_ray.placement import RESERVE_S
 from rlcore_ray.published_weights import PublishedWeights
 
 LOOK_S = 2.0
 """Seconds between two looks at an engine that nobody calls."""
-AGAIN_S = 10.0
-"""Seconds before a process starts again where one has just ended."""
+LEAST_WAIT_S = 60.0
+"""Seconds that engines get at least to be placed and to start, where a recipe needs some."""
+AGAIN_S, LONGEST_AGAIN_S = 1.0, 300.0
+"""Seconds before a process starts where one has ended; twice as many after each that has not taken part."""
+JOIN_S = 2.0
+"""Most seconds for the thread of a slot to end with the run."""
 
 StartEngine: TypeAlias = Callable[[int], Rank]
 """Starts the process of a slot, which Ray places once a node has room."""
@@ -104,12 +107,15 @@ class ElasticEngines:
     """Held while engines change their weights together, and while one that has read weights joins."""
     _current: tuple[RefitCommand, PublishedWeights] | None = field(default=None, init=False)
     _is_closed: threading.Event = field(factory=threading.Event, init=False)
-    _shown: set[str] = field(factory=set, init=False)
+    _shown: set[tuple[str, str]] = field(factory=set, init=False)
+    """The nodes and causes of failures that a warning has named."""
+    _threads: list[threading.Thread] = field(factory=list, init=False)
 
     def open(self) -> None:
         """Start a process in each slot. ConfigError where fewer than `min` are placed within `cluster.wait_s`."""
         for slot in self.engines.slots:
-            threading.Thread(target=self._keep, args=(slot,), name=f"engine-{slot}", daemon=True).start()
+            self._threads.append(threading.Thread(target=self._keep, args=(slot,), name=f"engine-{slot}", daemon=True))
+            self._threads[-1].start()
         if not self._wait_for_least():
             raise ConfigError([self._too_few()])
 
@@ -137,18 +143,21 @@ class ElasticEngines:
             self._changed.notify_all()
         for calls in pending:
             calls.kill()
+        for thread in self._threads:
+            thread.join(JOIN_S)  # or its next call would start Ray again
 
-    def refit(self, order: RefitCommand, weights: PublishedWeights | None) -> list[DraftCounts]:
-        """Bring the weights to all engines that take part; one that fails is out. Without weights, all are out until the next
-        refit. Their draft counts. WorkerError where fewer than `min` are there, also after `cluster.wait_s`."""
+    def refit(self, order: RefitCommand, weights: PublishedWeights | str | None) -> list[DraftCounts]:
+        """Bring the weights to all engines that take part; one that fails is out. Without weights all are out, with the reason
+        that stands in their place. Their draft counts. WorkerError where fewer than `min` are there, also after
+        `cluster.wait_s`."""
         if not self._wait_for_least():
             raise WorkerError(f"refit: {self._too_few()}")
         with self._refits:
             ready = dict(self._ready)
-            if weights is None:
+            if not isinstance(weights, PublishedWeights):
                 self._current = None
-                for slot in ready:
-                    self.engines.take_out(slot)
+                for slot, calls in ready.items():
+                    self._lose(slot, calls, WorkerError(f"the weights are not in Ray's store: {weights}"))
                 return []
             self._current = order, weights
             if not ready:
@@ -157,20 +166,22 @@ class ElasticEngines:
                 found = list(pool.map(lambda slot: self._refit(slot, ready[slot], order, weights), ready))
         return [drafts for drafts in found if drafts is not None]
 
+    @property
+    def _patience_s(self) -> float:
+        return max(LEAST_WAIT_S, self.cluster.wait_s)
+
     def _wait_for_least(self) -> bool:
         assert self.cluster.elastic is not None
         least = self.cluster.elastic.min
         with self._changed:
-            return self._changed.wait_for(
-                lambda: len(self._arrived) >= least or self._is_closed.is_set(), max(RESERVE_S, self.cluster.wait_s)
-            )
+            return self._changed.wait_for(lambda: len(self._arrived) >= least or self._is_closed.is_set(), self._patience_s)
 
     def _too_few(self) -> Problem:
         assert self.cluster.elastic is not None
         kind = "GPU" if self.setup.arguments.device == "cuda" else "CPU"
         return Problem(
             path="cluster.elastic.min",
-            found=f"{len(self._arrived)} engine(s) that a node has room for, after {max(RESERVE_S, self.cluster.wait_s):g} s",
+            found=f"{len(self._arrived)} engine(s) that a node has room for, after {self._patience_s:g} s",
             expected=f"at least {self.cluster.elastic.min}, each with {self.cluster.elastic.gpus} {kind}(s)",
             remedy="Add nodes, lower cluster.elastic.min, or set cluster.wait_s to wait for nodes.",
         )
@@ -179,25 +190,30 @@ class ElasticEngines:
         """Refit one engine of those that take part. One that fails, in whatever way, is out: the others have the weights."""
         try:
             drafts = _bring(calls, order, weights, self.cluster.straggler_timeout_s)
-        except Exception as error:
+            self.engines.join(slot, calls, weights.weight_version)
+        except BaseException as error:
             self._lose(slot, calls, error)
             return None
-        self.engines.join(slot, calls, weights.weight_version)
         return drafts
 
     def _keep(self, slot: int) -> None:
+        pause_s = AGAIN_S
         while not self._is_closed.is_set():
-            calls = self._calls_of(slot)
+            calls: Calls | None = None
             try:
+                calls = self._calls_of(slot)
                 self._prepare(slot, calls)
                 self._join(slot, calls)
+                pause_s = AGAIN_S
                 while not self._is_closed.wait(LOOK_S):
-                    calls.beside("stream_standby", {0: ()})
+                    calls.beside("stream_standby", {0: ()}, limit_s=ANSWER_S)
                     if calls.workers[0].node_id in _draining():
                         self._drain(slot, calls)
-            except Exception as error:  # nobody sees what a thread raises
-                self._lose(slot, calls, error)
-            self._is_closed.wait(AGAIN_S)
+            except BaseException as error:  # nobody sees what a thread raises
+                if calls is not None:
+                    self._lose(slot, calls, error)
+            self._is_closed.wait(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_AGAIN_S)
 
     def _drain(self, slot: int, calls: Calls) -> None:
         """Let an engine finish its samples, then raise WorkerError."""
@@ -205,7 +221,7 @@ class ElasticEngines:
             self._ready.pop(slot, None)
             self.engines.retire(slot)
         while self.engines.is_busy(slot) and not self._is_closed.wait(LOOK_S):
-            calls.beside("stream_standby", {0: ()})
+            calls.beside("stream_standby", {0: ()}, limit_s=ANSWER_S)
         raise WorkerError("its node is drained")
 
     def _calls_of(self, slot: int) -> Calls:
@@ -231,22 +247,18 @@ class ElasticEngines:
         calls.all("build_generator", order, limit_s=self.cluster.start_timeout_s)
 
     def _join(self, slot: int, calls: Calls) -> None:
-        """Bring the engine to the present weights, and have it take part."""
-        while True:
-            with self._refits:
-                current = self._current
-                if current is None:  # the first refit brings weights
-                    self._ready[slot] = calls
-                    return
-            order, weights = current
-            _bring(calls, order, weights, self.cluster.start_timeout_s)  # beside the run
-            with self._refits:
-                if self._current is current:
-                    self._ready[slot] = calls
-                    self.engines.join(slot, calls, weights.weight_version)
-                    return
+        """Bring the engine to the present weights, and have it take part. One that these have changed for meanwhile takes part
+        from the next refit on."""
+        with self._refits:
+            current = self._current
+        if current is not None:
+            _bring(calls, *current, self.cluster.start_timeout_s)  # beside the run
+        with self._refits:
+            self._ready[slot] = calls
+            if current is not None and self._current is current:
+                self.engines.join(slot, calls, current[1].weight_version)
 
-    def _lose(self, slot: int, calls: Calls, error: Exception) -> None:
+    def _lose(self, slot: int, calls: Calls, error: BaseException) -> None:
         """End an engine that has failed or left; the first to notice does it."""
         with self._changed:
             if self._pending.get(slot) is not calls:
@@ -258,10 +270,10 @@ class ElasticEngines:
         if self._is_closed.is_set():
             return
         self.engines.leave(slot, calls)
-        text = f"{calls.workers[0]} is out of the run: {first_line(error).rstrip('.')}. Another starts once a node has room"
-        if not (isinstance(error, PluginError) and text in self._shown):  # a node with other software stays as it is
-            self.progress.note(text)
-        self._shown.add(text)
+        worker, cause = calls.workers[0], first_line(error).rstrip(".")
+        if (worker.node, cause) not in self._shown:  # a node with other software stays as it is
+            self._shown.add((worker.node, cause))
+            self.progress.note(f"{worker} is out of the run: {cause}. Another starts once a node has room")
 
 
 def _draining() -> Collection[str]:

@@ -15,6 +15,9 @@ from rlcore_ray.calls import Calls, PoolLostError
 from rlcore_ray.failures import WorkerInfo
 from rlcore_ray.pending_call import Outcome
 
+ANSWER_S = 60.0
+"""Most seconds for an engine that joins and leaves to answer what is answered at once."""
+
 
 class Rejoins(Protocol):
     """A stream that takes hosts back."""
@@ -91,6 +94,7 @@ class Engines:
         """Note that the engine in a slot holds weights. Another process than before takes part from now on."""
         with self._lock:
             self._joined[slot], is_new = calls, self._joined.get(slot) is not calls
+            self._out |= {slot} if is_new else set()  # also where nobody has noticed that the last one died
         if is_new:
             self.calls.progress.note(f"{calls.workers[0]} takes part from now on")
         self.refitted([slot], weight_version)
@@ -120,8 +124,8 @@ class Engines:
         answered = [*own]
         for slot in arguments.keys() - own.keys():
             calls, rank = self._reached(slot)
-            with suppress(WorkerError):
-                calls.beside(name, {rank: arguments[slot]})
+            with suppress(Exception):  # of this engine alone
+                calls.beside(name, {rank: arguments[slot]}, limit_s=ANSWER_S)
                 answered.append(slot)
         return answered
 

@@ -22,7 +22,17 @@ from rlcore.execution import (
     model_width,
 )
 from rlcore.gpu import Device
-from rlcore.spi import Backends, ContractError, PluginError, RankInfo, StorageError, TrainerLayout, WorkerError
+from rlcore.spi import (
+    Backends,
+    ConfigError,
+    ContractError,
+    PluginError,
+    Problem,
+    RankInfo,
+    StorageError,
+    TrainerLayout,
+    WorkerError,
+)
 from rlcore.spi.capabilities import TOKEN_STREAMING
 from rlcore_ray.calls import BESIDE, COLLECT, Calls, Rank
 from rlcore_ray.collector_hosts import CollectorPlaces
@@ -43,6 +53,7 @@ ARRIVE_S = 120.0
 @contextmanager
 def open_pool(context: ExecutionContext, cluster: RayConfig) -> Iterator[Backends]:
     """Start workers with trainer and generator, and others for a reference with devices of its own; end them in any case."""
+    _require_gpus(context.arguments, cluster)
     arguments, progress, log_directory = context.arguments, context.progress, context.arguments.log_directory
     logs = (log_directory or Path(tempfile.mkdtemp(prefix="rlcore-logs-"))).absolute()
     names: tuple[PoolName, ...] = ("trainer", "reference") if arguments.reference is not None else ("trainer",)
@@ -78,6 +89,14 @@ def open_pool(context: ExecutionContext, cluster: RayConfig) -> Iterator[Backend
             raise
         finally:
             _kill(pools, elastic)
+
+
+def _require_gpus(arguments: BackendArguments, cluster: RayConfig) -> None:
+    """ConfigError where an engine that joins would have fewer devices than it spans."""
+    span = 1 if arguments.generator is None else arguments.generator.ranks_per_generator
+    if cluster.elastic is not None and cluster.elastic.gpus < span:
+        found = f"{cluster.elastic.gpus}, where an engine spans {span} devices"
+        raise ConfigError([Problem(path="cluster.elastic.gpus", found=found, expected="as many as an engine spans")])
 
 
 def _close(pools: Sequence[Calls], elastic: ElasticEngines | None) -> None:

@@ -289,8 +289,7 @@ class PoolRoute:
         self.engines.refitted(back, order.export.weight_version)
         drafts = [rank.drafts for rank in refitted if rank.drafts is not None]
         if self.elastic is not None:
-            published = [rank.published for rank in refitted if rank.published is not None]
-            drafts += self.elastic.refit(order, published[0] if published else None)  # the publisher's own engine may have died
+            drafts += self.elastic.refit(order, self.calls.apart("published_weights", {0: ()})[0])
         sent = [rank.sent_bytes for rank in refitted if rank.sent_bytes is not None]
         guessed = sum(drafts, spi.DraftCounts()) if drafts else None
         return Refitted(drafts=guessed, sent_bytes=sum(sent) if sent else None, digests=first)

@@ -49,11 +49,11 @@ class PoolStream:
     def run(self, weight_version: int) -> None:
         """Run until the feed ends and all samples have come back. WorkerError where a host dies, all engines have failed, or a
         host returns nothing for as long as a call may take; the other streams then end too."""
-        living = self._engines.living
-        with self._calls.streaming(len(living)):
+        with self._calls.streaming(len(self._engines.living)):
             try:
                 with self._engines.streaming(self):
-                    self._begin(living, weight_version)
+                    with self._changing:  # an engine that joins meanwhile begins by the one or the other
+                        self._begin(self._engines.living, weight_version)
                     if self._watches_others:
                         self._start("standby", self._watch_others)
                     self._deal()
@@ -70,7 +70,7 @@ class PoolStream:
 
     def rejoin(self, rank: int, weight_version: int) -> None:
         """See Engines."""
-        if (before := self._collecting.get(rank)) is not None:
+        if (before := self._collecting.get(rank)) is not None and not self._takes_part(rank):
             before.join()  # it sends the requests of a process that is gone to the others
         with self._changing:
             if not self._is_ending.is_set():
@@ -85,10 +85,14 @@ class PoolStream:
         """See Engines."""
         return self._router.is_busy(self._hosts.index(rank))
 
+    def _takes_part(self, rank: int) -> bool:
+        return self._router.has(self._hosts.index(rank))
+
     def _begin(self, ranks: Sequence[int], weight_version: int) -> None:
         if not ranks:
             raise WorkerError("stream: no engine holds weights: all have failed since the last refit")
-        for rank in self._engines.beside("stream_begin", dict.fromkeys(ranks, (weight_version,))):
+        beginning = [rank for rank in ranks if not self._takes_part(rank)]
+        for rank in self._engines.beside("stream_begin", dict.fromkeys(beginning, (weight_version,))):
             host = self._hosts.index(rank)
             self._router.join(host)
             self._collecting[rank] = self._start("collect", self._bring_back, host)

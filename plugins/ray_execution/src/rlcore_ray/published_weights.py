@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import define, evolve, field, frozen
 
+from rlcore.execution import first_line
 from rlcore.spi import NamedTensor, TensorSpec, WeightBucket, WeightExport
 
 
@@ -31,21 +32,39 @@ class PublishedWeights:
             )
 
 
-def publishing(export: WeightExport) -> tuple[WeightExport, PublishedWeights]:
-    """Return the export, and the weights that are published bucket by bucket as it is read to its end."""
-    references: list[Any] = []
-    published = PublishedWeights(weight_version=export.weight_version, specs=export.specs, buckets=references)
-    return evolve(export, buckets=_published(export.buckets, references)), published
+@define(eq=False)
+class Publisher:
+    """Puts the buckets of an export into Ray's store as they are read."""
 
+    failure: str | None = field(default=None, init=False)
+    """The reason why they are not there; None where they are."""
+    _references: list[Any] = field(factory=list, init=False)
+    _of: WeightExport | None = field(default=None, init=False)
 
-def _published(buckets: Iterator[WeightBucket], references: list[Any]) -> Iterator[WeightBucket]:
-    import ray
+    def published(self) -> PublishedWeights | None:
+        """Return the weights of the export, once it has been read to its end; None where the store did not take them."""
+        if self._of is None or self.failure is not None:
+            return None
+        return PublishedWeights(weight_version=self._of.weight_version, specs=self._of.specs, buckets=self._references)
 
-    for bucket in buckets:
-        references.append(ray.put([(one.name, _on_host(one.tensor), one.digest) for one in bucket.tensors]))
-        yield bucket
+    def watch(self, export: WeightExport) -> WeightExport:
+        """Return the export, whose buckets are published as they are read."""
+        self._of = export
+        return evolve(export, buckets=self._buckets(export.buckets))
+
+    def _buckets(self, buckets: Iterator[WeightBucket]) -> Iterator[WeightBucket]:
+        import ray
+
+        for bucket in buckets:
+            if self.failure is None:
+                try:
+                    self._references.append(ray.put([(one.name, _on_host(one.tensor), one.digest) for one in bucket.tensors]))
+                except Exception as error:  # the ranks wait for each other in the export: this one reads on
+                    self.failure = first_line(error)
+                    self._references.clear()
+            yield bucket
 
 
 def _on_host(tensor: Any) -> Any:
-    """Return a tensor of any library in the host's memory, without the trainer's graph."""
-    return tensor.detach().cpu() if hasattr(tensor, "detach") else tensor
+    """Return a copy of a tensor of any library in the host's memory: a view would bring all that it is a view of."""
+    return tensor.detach().to("cpu", copy=True) if hasattr(tensor, "detach") else tensor

@@ -40,6 +40,10 @@ class RequestRouter:
         with self._lock:
             self._joined.add(host)
 
+    def has(self, host: int) -> bool:
+        """Return whether requests are routed to a host."""
+        return host in self._joined
+
     def retire(self, host: int) -> None:
         """Route nothing more to a host, which keeps what it has."""
         with self._lock:

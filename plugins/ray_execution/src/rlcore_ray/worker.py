@@ -54,7 +54,7 @@ from rlcore_ray.failures import PoolName, RemoteError, Reply, WorkerInfo
 from rlcore_ray.network_variables import set_network_variables
 from rlcore_ray.orphan_processes import mark_children
 from rlcore_ray.output import redirect_output
-from rlcore_ray.published_weights import PublishedWeights, publishing
+from rlcore_ray.published_weights import PublishedWeights, Publisher
 from rlcore_ray.step_data_cache import CachedColumn, StepDataCache
 from rlcore_ray.worker_stream import Collected, NumberedRequest, WorkerStream
 
@@ -80,6 +80,7 @@ class Worker:
         self._doing = ""
         self._stream: WorkerStream | None = None
         self._held: StepDataCache | None = None
+        self._publisher: Publisher | None = None
 
     def call(self, name: str, *arguments: Any) -> Reply:
         """Carry out one of the methods below; what it raises is returned, so that it keeps its class."""
@@ -267,9 +268,9 @@ class Worker:
         export = self._trainer_handle("policy").export_weights(order.export)
         sent: dict[str, int] = {}
         export = recorded_export(export, sent)
-        published: PublishedWeights | None = None
-        if publishes and self._rank == 0:
-            export, published = publishing(export)
+        self._publisher = Publisher() if publishes and self._rank == 0 else None
+        if self._publisher is not None:
+            export = self._publisher.watch(export)
         drafts: spi.DraftCounts | None = None
         taken, is_starting, sent_bytes = 0, False, None
         if self._generator is not None:
@@ -289,10 +290,14 @@ class Worker:
             shards_sent=None if shards is None else shards.digest,
             sent_bytes=sent_bytes if shards is None else shards.sent_bytes,
             shards_taken=taken,
-            published=published,
             drafts=drafts,
             is_starting=is_starting,
         )
+
+    def published_weights(self) -> PublishedWeights | str | None:
+        """Return the weights that the last refit has published, or the reason why they are not there."""
+        publisher, self._publisher = self._publisher, None
+        return None if publisher is None else publisher.failure or publisher.published()
 
     def refit_published(self, order: RefitCommand, weights: PublishedWeights) -> spi.DraftCounts | None:
         """Bring the generator of a process without a trainer to published weights; the counts of its drafts since the refit
