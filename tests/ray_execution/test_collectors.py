@@ -1,6 +1,8 @@
 """Samples that are collected in processes beside the engines: what the driver would have collected itself."""
 
-from collections.abc import Callable, Sequence
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +65,25 @@ def test_an_engine_that_dies_is_started_anew_beside_the_others(run: Run, tmp_pat
     run(*layout, fault, f"generator.ranked.folder={tmp_path}", "run.name=failed", progress=notes)
     assert any("the engine of rank 1" in text for text in notes.texts)
     assert read_metrics(tmp_path / "runs" / "failed") == read_metrics(tmp_path / "runs" / "undisturbed")
+
+
+class Kills(Notes):
+    """Kills the engine of the second rank after a step."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        if step == 2:
+            os.kill(int((self.folder / "generator-1").read_text()), signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_the_only_engine_of_a_collector_is_started_anew_for_the_same_generation(run: Run, tmp_path: Path) -> None:
+    run(*LAYOUT, "run.name=undisturbed")
+    engines = ("cluster.collectors=2", "generator.ranked.engine=true", f"generator.ranked.folder={tmp_path}")
+    notes = Kills(tmp_path)
+    run(*LAYOUT, *engines, "run.name=killed", progress=notes)
+    assert any("generator-1 died" in text for text in notes.texts), notes.texts
+    assert read_metrics(tmp_path / "runs" / "killed") == read_metrics(tmp_path / "runs" / "undisturbed")
