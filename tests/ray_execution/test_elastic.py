@@ -132,6 +132,18 @@ def test_an_engine_has_the_devices_that_it_spans(run: Run, tmp_path: Path, nodes
     assert [problem.path for problem in raised.value.problems] == ["cluster.elastic.gpus"]
 
 
+def test_drafts_are_those_of_all_engines(run: Run, tmp_path: Path, nodes: Any) -> None:
+    """Each sample counts the same drafts, whichever engine has made it; a refit brings an engine's counts."""
+    counted = ("run.num_steps=6", "generator.ranked.counts_drafts=true")
+    run("run.name=fixed", *counted)
+    nodes.add_node(num_cpus=1, **MEMORY)
+    run("run.name=elastic", *counted, *options(nodes, tmp_path, min=1))
+    assert (tmp_path / f"generated-{FIRST_SLOT}").exists()
+    found, expected = (read_metrics(tmp_path / "runs" / name) for name in ("elastic", "fixed"))
+    assert sum(record.get("speculative/draft_tokens", 0.0) for record in expected) > 0
+    assert_close(found, expected)
+
+
 def test_an_export_is_read_to_its_end_also_where_the_store_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other ranks wait for this one in the export."""
     import ray

@@ -18,26 +18,7 @@ from rlcore_ray.failures import RemoteError, Reply
 from rlcore_ray.orphan_processes import mark_children
 from rlcore_ray.output import redirect_output
 from rlcore_ray.pool_groups import PoolGenerator
-
-
-class _Notes:
-    """The progress of a stream: its warnings are sent to the driver."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def note(self, text: str) -> None:
-        """See ExecutionProgress."""
-        self.texts.append(text)
-
-    def phase(self, name: str) -> None:
-        """See ExecutionProgress: the driver shows what it does."""
-
-    def pool(self, name: str, doing: str) -> None:
-        """See ExecutionProgress: likewise."""
-
-    def span(self, role: str, name: str, start: float, seconds: Sequence[float]) -> None:
-        """See ExecutionProgress: clocks of machines differ."""
+from rlcore_ray.quiet_progress import QuietProgress
 
 
 class CollectorActor:
@@ -45,7 +26,9 @@ class CollectorActor:
 
     def __init__(self, log_file: Path) -> None:
         self._log_file = log_file
-        self._notes = _Notes()
+        self._notes: list[str] = []
+        """Warnings of its stream, for the driver."""
+        self._progress = QuietProgress(self._notes.append)
         self._sent_notes = 0
         self._changing = threading.Lock()
         self._heard: dict[int, int] = {}
@@ -63,14 +46,15 @@ class CollectorActor:
             if order.surroundings.directory.is_dir():
                 os.chdir(order.surroundings.directory)
             os.environ["OMP_NUM_THREADS"] = order.surroundings.num_threads or "1"
-            calls = Calls(ranks=order.ranks, cluster=order.cluster, progress=self._notes)
+            calls = Calls(ranks=order.ranks, cluster=order.cluster, progress=self._progress)
             self._engines = Engines(calls, order.hosts)
             generator = PoolGenerator(
                 calls=calls,
                 capabilities=order.capabilities,
                 engines=self._engines,
                 beside=[
-                    Calls(ranks=ranks, cluster=order.cluster, progress=self._notes, pool=pool) for pool, ranks in order.beside
+                    Calls(ranks=ranks, cluster=order.cluster, progress=self._progress, pool=pool)
+                    for pool, ranks in order.beside
                 ],
                 watches_others=order.number == 0,
             )
@@ -101,7 +85,7 @@ class CollectorActor:
         with self._changing:
             failed = {*self._engines.hosts} - {*self._engines.living} - self._known_out
             self._known_out |= failed
-        notes, self._sent_notes = self._notes.texts[self._sent_notes :], len(self._notes.texts)
+        notes, self._sent_notes = self._notes[self._sent_notes :], len(self._notes)
         return Sent(messages=messages, notes=notes, failed=sorted(failed), lost=self._engines.calls.lost)
 
     def rejoin(self, rank: int, weight_version: int, number: int) -> None:

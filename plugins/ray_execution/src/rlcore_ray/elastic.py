@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias
@@ -19,6 +19,7 @@ from rlcore_ray.engines import ANSWER_S, Engines
 from rlcore_ray.failures import WorkerInfo
 from rlcore_ray.nodes import require_same
 from rlcore_ray.published_weights import PublishedWeights
+from rlcore_ray.quiet_progress import QuietProgress
 
 LOOK_S = 2.0
 """Seconds between two looks at an engine that nobody calls."""
@@ -31,22 +32,6 @@ JOIN_S = 2.0
 
 StartEngine: TypeAlias = Callable[[int], Rank]
 """Starts the process of a slot, which Ray places once a node has room."""
-
-
-class QuietProgress:
-    """The progress of one engine: the display shows the pool's, and warnings pass."""
-
-    def __init__(self, progress: ExecutionProgress) -> None:
-        self.note = progress.note
-
-    def phase(self, name: str) -> None:
-        """See ExecutionProgress."""
-
-    def pool(self, name: str, doing: str) -> None:
-        """See ExecutionProgress."""
-
-    def span(self, role: str, name: str, start: float, seconds: Sequence[float]) -> None:
-        """See ExecutionProgress."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -225,7 +210,7 @@ class ElasticEngines:
         raise WorkerError("its node is drained")
 
     def _calls_of(self, slot: int) -> Calls:
-        calls = Calls(ranks=[self.start(slot)], cluster=self.cluster, progress=QuietProgress(self.progress), pool="engine")
+        calls = Calls(ranks=[self.start(slot)], cluster=self.cluster, progress=QuietProgress(self.progress.note), pool="engine")
         with self._changed:
             self._pending[slot] = calls
         if self._is_closed.is_set():  # `close` may have missed it
@@ -277,10 +262,13 @@ class ElasticEngines:
 
 
 def _draining() -> Collection[str]:
-    """Return the nodes that are about to go, by Ray's autoscaler or `ray drain-node`."""
-    from ray._private.state import state  # as Ray Train looks for them
+    """Return the nodes that are about to go, by Ray's autoscaler or `ray drain-node`; none where this Ray names none."""
+    try:
+        from ray._private.state import state  # as Ray Train looks for them
 
-    found: dict[str, int] = state.get_draining_nodes()
+        found: dict[str, int] = state.get_draining_nodes()
+    except (ImportError, AttributeError):
+        return ()
     return found
 
 

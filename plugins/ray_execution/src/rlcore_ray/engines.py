@@ -62,7 +62,7 @@ class Engines:
         return set(self.slots)
 
     @property
-    def places(self) -> list[int]:
+    def members(self) -> list[int]:
         """The hosts and the slots."""
         return [*self.hosts, *self.slots]
 
@@ -70,7 +70,7 @@ class Engines:
     def living(self) -> list[int]:
         """The hosts and slots whose engines hold weights."""
         with self._lock:
-            return [place for place in self.places if place not in self._out]
+            return [member for member in self.members if member not in self._out]
 
     @property
     def are_whole(self) -> bool:
@@ -85,9 +85,9 @@ class Engines:
             out = self._out.intersection(self.hosts)
             return frozenset() if len(out) == len(self.hosts) else frozenset(out)
 
-    def worker(self, place: int) -> WorkerInfo:
+    def worker(self, member: int) -> WorkerInfo:
         """Return the process of a host, or of the engine that is or was last in a slot."""
-        calls, rank = self._reached(place)
+        calls, rank = self._reached(member)
         return calls.workers[rank]
 
     def join(self, slot: int, calls: Calls, weight_version: int) -> None:
@@ -118,7 +118,7 @@ class Engines:
 
     def beside(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> list[int]:
         """Call `Calls.beside` of hosts and slots, and return those that have answered: a slot's engine that is gone has not."""
-        own = {place: given for place, given in arguments.items() if place not in self.slots}
+        own = {member: given for member, given in arguments.items() if member not in self.slots}
         if own:
             self.calls.beside(name, own)
         answered = [*own]
@@ -135,35 +135,35 @@ class Engines:
         for slot in arguments.keys() & {*self.slots}:
             calls, rank = self._reached(slot)
             calls.post(name, rank, *arguments[slot])
-        own = {place: given for place, given in arguments.items() if place not in self.slots}
+        own = {member: given for member, given in arguments.items() if member not in self.slots}
         if own:
             self.calls.beside(name, own)
 
-    def outcome_beside(self, name: str, place: int, group: str) -> Outcome:
+    def outcome_beside(self, name: str, member: int, group: str) -> Outcome:
         """Call `Calls.outcome_beside` of a host or slot; the death of a slot's process is returned, too."""
-        calls, rank = self._reached(place)
+        calls, rank = self._reached(member)
         try:
             return calls.outcome_beside(name, rank, group)
         except WorkerError as error:
-            if place not in self.slots:
+            if member not in self.slots:
                 raise
             return error
 
-    def require_progress(self, name: str, place: int, since: float) -> None:
+    def require_progress(self, name: str, member: int, since: float) -> None:
         """Call `Calls.require_progress` of a host or slot."""
-        calls, rank = self._reached(place)
+        calls, rank = self._reached(member)
         calls.require_progress(name, rank, since)
 
-    def _reached(self, place: int) -> tuple[Calls, int]:
-        if place not in self.slots:
-            return self.calls, place
+    def _reached(self, member: int) -> tuple[Calls, int]:
+        if member not in self.slots:
+            return self.calls, member
         with self._lock:
-            return self._joined[place], 0
+            return self._joined[member], 0
 
-    def outlive(self, error: object, place: int | None = None) -> bool:
+    def outlive(self, error: object, member: int | None = None) -> bool:
         """Return whether others may go on after this error of one engine: it died or ran out of memory, and the workers all
         live."""
-        if place in self.slots:
+        if member in self.slots:
             return isinstance(error, Exception) and self.calls.is_usable
         is_failure = isinstance(error, WorkerError | MemoryError) or type(error).__name__ == "OutOfMemoryError"
         may_restart = self.calls.cluster.max_engine_restarts > 0 and self.calls.is_usable

@@ -35,7 +35,7 @@ class PoolStream:
         self._beside = beside
         self._watches_others = watches_others
         self._engines = engines
-        self._hosts = engines.places
+        self._hosts = engines.members
         self._feed = feed
         self._router = RequestRouter(len(self._hosts))
         self._changing = threading.Lock()
