@@ -13,6 +13,7 @@ from megatron_support import make_context, split, step_request
 
 from rlcore.spi import CloseRequest, ExportWeightsRequest, ShardRoute
 from rlcore_torchkit.distributed.process_group import listening_store
+from rlcore_torchkit.refit.shard_group import ProcessShardGroup
 from rlcore_torchkit.refit.shard_route import ShardEnd, whole_slice
 from rlcore_torchkit.testing.models import make_model
 
@@ -54,8 +55,8 @@ def compare(trainer, request):
     held = export.shards.held
 
     def take():
-        end = ShardEnd(specs=export.specs, held=held, route=route, rank=1, max_bytes=MAX_BYTES, device=CPU)
-        with closing(end):
+        with closing(ProcessShardGroup(route, 1, 2, CPU)) as group:
+            end = ShardEnd(specs=export.specs, held=held, wanted=route.wanted, group=group, number=1, max_bytes=MAX_BYTES)
             return end.take(lambda parts: found.update({spec.name: tensor for spec, _, tensor in parts}))
 
     with ThreadPoolExecutor(1) as pool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from torch import Tensor
 from rlcore.spi import ShardExport, ShardSlice, TensorSpec
 from rlcore_torchkit.distributed.process_group import keep_on_loopback
 from rlcore_torchkit.refit.shard_cache import ShardCache
+from rlcore_torchkit.refit.shard_group import ProcessShardGroup
 from rlcore_torchkit.refit.shard_receiver import ShardReceiver
 from rlcore_torchkit.refit.shard_sender import ShardSender
 
@@ -38,22 +40,19 @@ class Generator:
 
     def narrow(self) -> None:
         """From now on its ranks want columns of each tensor."""
-        self.close()
-        self.receivers, self.taken = [], [{} for _ in self.kept]
         columns = [[ShardSlice(spec.name, (0, start), (6, start + 2)) for spec in SPECS] for start in (0, 2)]
-        self.route = route_in(self.store, columns, name="narrow")
+        self.route = route_in(self.store, columns)
 
     def take(self, shards: ShardExport, place: int, version: int) -> int:
         def load(parts: Sequence[tuple[TensorSpec, ShardSlice, Tensor]]) -> None:
             self.taken[place].update({box: tensor.clone() for _, box, tensor in parts})
 
-        return self.receivers[place].take(load, kept=self.kept[place], weight_version=version)
+        return self.receivers[place].take(SPECS, shards.held, load, kept=self.kept[place], weight_version=version)
 
-    def connect(self, shards: ShardExport) -> None:
+    def connect(self) -> None:
         if not self.receivers:
             self.receivers = [
-                ShardReceiver(specs=SPECS, held=shards.held, route=self.route, place=place, max_bytes=MAX_BYTES, device=CPU)
-                for place in range(len(self.kept))
+                ShardReceiver(route=self.route, place=place, max_bytes=MAX_BYTES, device=CPU) for place in range(len(self.kept))
             ]
 
     def close(self) -> None:
@@ -66,7 +65,13 @@ def run_rank(rank: int, address: str) -> None:
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
     full = {spec.name: torch.arange(24.0).view(6, 4) + number for number, spec in enumerate(SPECS)}
     sender, generator = ShardSender(rank, 2, CPU), Generator(NUM_RANKS[rank])
-    sent = []
+    sent, made, connected = [], list[int](), ProcessShardGroup._connected
+
+    def counted(group: ProcessShardGroup, name: str, ranks: Sequence[int]) -> Any:
+        made.append(group.world_size if name == "group" else 0)
+        return connected(group, name, ranks)
+
+    ProcessShardGroup._connected = counted  # type: ignore[method-assign]
     for version, is_there in enumerate((True, True, rank == 0, True, True, True, True, True, True)):
         if version == 5 and rank == 1:
             generator.close()
@@ -85,6 +90,10 @@ def run_rank(rank: int, address: str) -> None:
     assert {sent[0], sent[3], sent[5]} == {MODEL_BYTES + DIGESTS_BYTES}
     assert sent[7] <= MODEL_BYTES + MOST_OF_CUT_PIECES
     assert all(each < MODEL_BYTES for each, whole in zip(sent, is_whole, strict=True) if not whole)
+    # Of all ranks in refits 0, 3 and 5, and without the second generator in refit 2; not for other parts in refit 7.
+    num_here = 1 + NUM_RANKS[rank]
+    assert made.count(2 + sum(NUM_RANKS)) == 3 * num_here
+    assert made.count(2 + NUM_RANKS[0]) == (num_here if rank == 0 else 1)
     sender.close()
     generator.close()
     dist.destroy_process_group()
@@ -102,7 +111,7 @@ def refit(rank: int, sender: ShardSender, generator: Generator | None, full: Map
     digests, whole = list[int](), {box.name: box for box in WHOLE}
     with ThreadPoolExecutor(2) as pool:
         if generator is not None:
-            generator.connect(export.shards)
+            generator.connect()
             export.shards.route = generator.route
             places = range(len(generator.receivers))
             takes = [pool.submit(generator.take, export.shards, place, version) for place in places]

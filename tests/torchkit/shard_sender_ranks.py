@@ -11,10 +11,11 @@ from torch import Tensor
 
 from rlcore.spi import ContractError, RefitError, RlcoreError, ShardRoute, ShardSlice, TensorSpec, WorkerError
 from rlcore_torchkit.distributed.process_group import keep_on_loopback
+from rlcore_torchkit.refit.shard_group import ProcessShardGroup
 from rlcore_torchkit.refit.shard_route import ShardEnd
 from rlcore_torchkit.refit.shard_sender import ShardSender
 
-from .shard_threads import CPU, MAX_BYTES, REQUEST, SPECS, WHOLE, route_in, store  # type: ignore[import-not-found]
+from .shard_threads import CPU, MAX_BYTES, REQUEST, SPECS, WHOLE, end_of, route_in, store  # type: ignore[import-not-found]
 
 LAYOUT = tuple(tuple(ShardSlice(spec.name, (3 * rank, 0), (3 * rank + 3, 4)) for spec in SPECS) for rank in (0, 1))
 
@@ -35,7 +36,7 @@ def run_rank(rank: int, address: str) -> None:
     assert isinstance(refit(rank, WHOLE, {name: tensor + rank for name, tensor in full.items()}, take), ContractError)
     # The part of one rank is missing; a generator's rank is lost once all have met.
     assert isinstance(refit(rank, LAYOUT[rank][: 3 - rank], full, take), RefitError)
-    assert isinstance(refit(rank, LAYOUT[rank], full, ShardEnd.close), WorkerError | RefitError)
+    assert isinstance(refit(rank, LAYOUT[rank], full, lambda end: end.group.close()), WorkerError | RefitError)
     dist.destroy_process_group()
 
 
@@ -69,9 +70,9 @@ def refit(
 
 
 def receive(held: Sequence[Sequence[ShardSlice]], route: ShardRoute, take: Callable[[ShardEnd], None]) -> None:
-    end = ShardEnd(specs=SPECS, held=held, route=route, rank=2, max_bytes=MAX_BYTES, device=CPU)
+    end = end_of(route, held)
     take(end)
-    end.close()
+    end.group.close()
 
 
 def run_refits(rank: int, address: str) -> None:
@@ -101,12 +102,20 @@ def run_refits(rank: int, address: str) -> None:
     assert export.shards is not None
     assert export.shards.held == (LAYOUT[0], LAYOUT[1][:2])
     export.shards.route = route
-    with pytest.raises(RefitError, match=r"another layout.*/engines"):
-        list(export.buckets)
+    with ThreadPoolExecutor(1) as pool:
+        planned = None if route is None else pool.submit(planned_anew, ends[0].group, export.shards.held, route)
+        with pytest.raises(RefitError, match="rank 0 wants 24 elements of c, of which 12 are held"):
+            list(export.buckets)
+        assert planned is None or isinstance(planned.exception(), RefitError)
     for end in ends:
-        end.close()
+        end.group.close()
     sender.close()
     dist.destroy_process_group()
+
+
+def planned_anew(group: ProcessShardGroup, held: Sequence[Sequence[ShardSlice]], route: ShardRoute) -> ShardEnd:
+    """The generator's end of the second plan."""
+    return ShardEnd(specs=SPECS, held=held, wanted=route.wanted, group=group, number=2, max_bytes=MAX_BYTES)
 
 
 def tells_parts(given: object) -> bool:
@@ -130,7 +139,7 @@ def send(
     def take() -> None:
         if not ends:
             assert route is not None
-            ends.append(ShardEnd(specs=SPECS, held=shards.held, route=route, rank=2, max_bytes=MAX_BYTES, device=CPU))
+            ends.append(end_of(route, shards.held))
         ends[0].take(lambda parts: taken.update({spec.name: tensor for spec, _, tensor in parts}))
 
     with ThreadPoolExecutor(1) as pool:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from rlcore.spi.weights import ShardRoute, ShardSlice, TensorSpec
 from rlcore_torchkit.distributed.process_group import keep_on_loopback, listening_store
-from rlcore_torchkit.refit.shard_route import ShardEnd
 from rlcore_torchkit.refit.shard_transfer import TransferStats
+
+from .shard_threads import end_of  # type: ignore[import-not-found]
 
 NUM_SENDERS, NUM_RECEIVERS = 8, 4
 Specs: TypeAlias = tuple[TensorSpec, ...]
@@ -80,7 +81,7 @@ def run_rank(rank: int, address: str, store: str) -> None:
 def run_case(case: str, specs: Specs, held: Layout, wanted: Layout, rank: int, store: str) -> None:
     full = {spec.name: values_of(spec, number) for number, spec in enumerate(specs)}
     route = ShardRoute(address=store, name=case, wanted=tuple(map(tuple, wanted)), timeout_s=300)
-    end = ShardEnd(specs=specs, held=held, route=route, rank=rank, max_bytes=1024, device=torch.device("cpu"))
+    end = end_of(route, held, specs, rank=rank, max_bytes=1024)
     assert len(end.windows) > 1
     if rank < NUM_SENDERS:
         parts, moved = {box: cut_out(full, box).float() for box in held[rank]}, TransferStats(digest=0)
@@ -95,7 +96,7 @@ def run_case(case: str, specs: Specs, held: Layout, wanted: Layout, rank: int, s
         assert {*taken} == {*own}, case
         assert all(torch.equal(tensor, cut_out(full, box)) for box, tensor in taken.items()), case
     dist.barrier()  # what is under way on other ranks fails where one has left
-    end.close()
+    end.group.close()
     totals: list[tuple[int, int]] = [(0, 0)] * (NUM_SENDERS + NUM_RECEIVERS)
     dist.all_gather_object(totals, (total, sent))
     digests = [digest for digest, _ in totals]

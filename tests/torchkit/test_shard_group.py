@@ -1,6 +1,8 @@
 """Ranks that meet, and what keeps them from it."""
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -8,12 +10,19 @@ import torch
 from rlcore.spi import RefitError, WorkerError
 from rlcore_torchkit.refit.shard_group import ProcessShardGroup
 
-from .shard_threads import CPU, route_in, store, together  # type: ignore[import-not-found]
+from .shard_threads import group_in, route_in, store, together  # type: ignore[import-not-found]
+
+
+def groups_in(at: Any, world_size: int, sharing: Sequence[tuple[int, ...]] = ()) -> list[ProcessShardGroup]:
+    """The group of each rank, which has agreed on a first plan."""
+    groups = [group_in(route_in(at), rank, world_size) for rank in range(world_size)]
+    together(*(partial(group.agree, 1, "plan", sharing) for group in groups))
+    return groups
 
 
 def test_ranks_exchange_what_they_have() -> None:
     at = store()
-    groups = together(*(partial(ProcessShardGroup, route_in(at), rank, 2, CPU, "plan") for rank in (0, 1)))
+    groups = groups_in(at, 2)
     sent, taken = torch.arange(5.0), torch.zeros(5)
     together(lambda: groups[0].exchange([(1, sent)], []), lambda: groups[1].exchange([], [(0, taken)]))
     assert torch.equal(sent, taken)
@@ -21,14 +30,15 @@ def test_ranks_exchange_what_they_have() -> None:
         group.close()
 
 
+@pytest.mark.parametrize("number", [1, 2], ids=["at first", "in a group that is kept"])
 @pytest.mark.parametrize(
     ("plan", "message"),
     [("other", "rank 1 planned other pieces than rank 0"), ("!w is missing", "no plan of shards on rank 1: w is missing")],
 )
-def test_all_ranks_refuse_where_one_has_another_plan_or_none(plan: str, message: str) -> None:
+def test_all_ranks_refuse_where_one_has_another_plan_or_none(plan: str, message: str, number: int) -> None:
     at = store()
-    plans = ("plan", plan)
-    errors = together(*(partial(ProcessShardGroup, route_in(at), rank, 2, CPU, plans[rank]) for rank in (0, 1)))
+    groups = groups_in(at, 2) if number > 1 else [group_in(route_in(at), rank, 2) for rank in (0, 1)]
+    errors = together(*(partial(group.agree, number, own) for group, own in zip(groups, ("plan", plan), strict=True)))
     for error in errors:
         assert isinstance(error, RefitError)
         assert message in str(error)
@@ -37,12 +47,50 @@ def test_all_ranks_refuse_where_one_has_another_plan_or_none(plan: str, message:
 def test_a_rank_that_does_not_come_is_an_error() -> None:
     at = store()
     with pytest.raises(WorkerError, match=r"127\.0\.0\.1:\d+ in 0\.1 s"):
-        ProcessShardGroup(route_in(at, timeout_s=0.1), 0, 2, CPU, "plan")
+        group_in(route_in(at, timeout_s=0.1), 0, 2).agree(1, "plan")
+
+
+def test_a_rank_that_does_not_come_to_a_later_plan_is_an_error() -> None:
+    at = store()
+    groups = [group_in(route_in(at, timeout_s=2.0), rank, 2) for rank in (0, 1)]
+    together(*(partial(group.agree, 1, "plan") for group in groups))
+    with pytest.raises(WorkerError, match=r"127\.0\.0\.1:\d+ in 2 s"):
+        groups[0].agree(2, "plan")
+    for group in groups:
+        group.close()
+
+
+@pytest.mark.parametrize(
+    ("plans", "expected"),
+    [
+        ([[], [], []], [3]),
+        ([[(0, 1, 2)], [(0, 2)], [(0, 1, 2)]], [3, 3]),
+        ([[(1, 2)], [(0, 1, 2), (1, 2)], [(0, 1), (1, 2)]], [3, 2, 3, 2]),
+    ],
+)
+def test_later_plans_connect_ranks_that_are_not_connected_yet(
+    plans: list[list[tuple[int, ...]]], expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the sizes of the groups that rank 1 makes."""
+    made, connected = list[int](), ProcessShardGroup._connected
+
+    def counted(group: ProcessShardGroup, name: str, ranks: Sequence[int]) -> Any:
+        made.extend([len(ranks)] if group.rank == 1 else [])
+        return connected(group, name, ranks)
+
+    monkeypatch.setattr(ProcessShardGroup, "_connected", counted)
+    at = store()
+    groups = [group_in(route_in(at), rank, 3) for rank in range(3)]
+    for number, sharing in enumerate(plans):
+        together(*(partial(group.agree, number, "plan", sharing) for group in groups))
+    assert made == expected
+    for group in groups:
+        group.close()
 
 
 def test_a_rank_that_is_lost_is_an_error() -> None:
     at = store()
-    groups = together(*(partial(ProcessShardGroup, route_in(at), rank, 2, CPU, "plan") for rank in (0, 1)))
+    groups = groups_in(at, 2)
     groups.pop().close()
     with pytest.raises(WorkerError, match="lost, or late"):
         groups[0].exchange([], [(1, torch.zeros(1))])
@@ -51,7 +99,7 @@ def test_a_rank_that_is_lost_is_an_error() -> None:
 def test_ranks_share_what_each_has_a_slice_of() -> None:
     """Those of one set, and of another that one of them is in too."""
     at, sharing = store(), [(0, 1, 2), (1, 2)]
-    groups = together(*(partial(ProcessShardGroup, route_in(at), rank, 3, CPU, "plan", sharing) for rank in range(3)))
+    groups = groups_in(at, 3, sharing)
     rooms = [[(ranks, torch.zeros(4 * len(ranks))) for ranks in sharing if rank in ranks] for rank in range(3)]
     for rank, own in enumerate(rooms):
         for ranks, room in own:
@@ -67,7 +115,7 @@ def test_ranks_share_what_each_has_a_slice_of() -> None:
 
 def test_a_rank_that_is_lost_is_missed_by_those_who_share() -> None:
     at = store()
-    groups = together(*(partial(ProcessShardGroup, route_in(at), rank, 2, CPU, "plan", [(0, 1)]) for rank in (0, 1)))
+    groups = groups_in(at, 2, [(0, 1)])
     groups.pop().close()
     with pytest.raises(WorkerError, match="lost, or late"):
         groups[0].share([((0, 1), torch.zeros(4))])

@@ -29,8 +29,9 @@ def run_rank(rank: int, port: int) -> None:
     """What the other sends first and both share then, again and again; at last one is lost."""
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    group = ProcessShardGroup(route_in(At(port), timeout_s=20.0), rank, 2, device, "plan", [(0, 1)])
+    group = ProcessShardGroup(route_in(At(port), timeout_s=20.0), rank, 2, device)
     for number in range(NUM_REFITS):
+        group.agree(number, f"plan {number}", [(0, 1)])
         told, heard = torch.full((8,), float(rank), device=device), torch.empty(8, device=device)
         group.exchange([(1 - rank, told)], [(1 - rank, heard)])
         assert heard.tolist() == [1.0 - rank] * 8

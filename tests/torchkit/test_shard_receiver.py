@@ -47,23 +47,24 @@ class Trial:
         export = self.sender.export(evolve(self.request, weight_version=version), SPECS, WHOLE, read)
         assert export.shards is not None
         export.shards.route = self.route
-        held: Any = export.shards.held
+        held = export.shards.held
         if not self.receivers:
             self.receivers = [
-                ShardReceiver(specs=SPECS, held=held, route=self.route, place=place, max_bytes=MAX_BYTES, device=CPU)
-                for place in range(NUM_RANKS)
+                ShardReceiver(route=self.route, place=place, max_bytes=MAX_BYTES, device=CPU) for place in range(NUM_RANKS)
             ]
-        found = together(lambda: list(export.buckets), *(partial(self.take, place, version) for place in range(NUM_RANKS)))
+        found = together(
+            lambda: list(export.buckets), *(partial(self.take, held, place, version) for place in range(NUM_RANKS))
+        )
         if not any(isinstance(each, BaseException) for each in found):
             assert sum(found[1:]) % 2**64 == export.shards.digest
             assert all(torch.equal(taken[name], self.weights[name]) for taken in self.taken for name in self.weights)
         return found, export.shards.sent_bytes or 0
 
-    def take(self, place: int, version: int) -> int:
+    def take(self, held: Sequence[Sequence[ShardSlice]], place: int, version: int) -> int:
         def load(parts: Sequence[tuple[TensorSpec, ShardSlice, Tensor]]) -> None:
             self.taken[place].update({spec.name: tensor.clone() for spec, _, tensor in parts})
 
-        return self.receivers[place].take(load, kept=self.kept[place], weight_version=version)
+        return self.receivers[place].take(SPECS, held, load, kept=self.kept[place], weight_version=version)
 
     def close(self) -> None:
         self.sender.close()

@@ -6,7 +6,7 @@ from attrs import evolve
 from rlcore.spi import WorkerError
 from rlcore.spi.weights import ShardSlice
 from rlcore_torchkit.refit import shard_rendezvous
-from rlcore_torchkit.refit.shard_rendezvous import Rendezvous, common_route, first_ranks
+from rlcore_torchkit.refit.shard_rendezvous import Notice, Rendezvous, common_route, first_ranks
 
 from .shard_threads import WHOLE, route_in, store  # type: ignore[import-not-found]
 
@@ -38,11 +38,14 @@ def test_every_refit_is_told_and_heard_in_order() -> None:
     own, other = route_in(at, [WHOLE, WHOLE]), route_in(at, name="others")
     told, ears = Rendezvous(own), [Rendezvous(own), Rendezvous(own)]
     common = common_route([other, own], 1)
-    refits = [(own, 0), (common, 1), (common, 1), (own, 0)]
+    cut = evolve(common, wanted=(WHOLE[:2], *common.wanted[1:]))
+    first, second = (common, Notice(common.name, 1, 1)), (cut, Notice(common.name, 2, 1))
+    refits = [(own, Notice(own.name, 1, 0)), first, second, first, second]
     for refit in refits:
         told.tell(*refit)
-    for heard in ears:
-        assert [heard.hear() for _ in refits] == refits
+    for ear in ears:
+        heard = [ear.hear() for _ in refits]
+        assert [(ear.route(notice), notice) for notice in heard] == refits
 
 
 def test_a_refit_that_does_not_come_is_an_error() -> None:
@@ -63,5 +66,5 @@ def test_a_route_of_any_size_is_heard(monkeypatch: pytest.MonkeyPatch, value_byt
     at = store()
     route = route_in(at, [parts, parts[:2]])
     told, ear = Rendezvous(route), Rendezvous(route)
-    told.tell(route, 1)
-    assert ear.hear() == (route, 1)
+    told.tell(route, Notice(route.name, 1, 1))
+    assert ear.route(ear.hear()) == route

@@ -3,17 +3,27 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-import pytest
 import torch
 from torch import Tensor
 
-from rlcore.spi import RefitError, ShardRoute, ShardSlice, TensorSpec, WeightExport
-from rlcore_torchkit.refit.shard_route import ShardEnd
+from rlcore.spi import RefitError, ShardExport, ShardRoute, ShardSlice, TensorSpec, WeightExport
+from rlcore_torchkit.refit.shard_route import ShardEnd, whole_slice
 from rlcore_torchkit.refit.shard_sender import ShardSender
 from rlcore_torchkit.testing.ranks import free_address, launch
 
 from .shard_sender_ranks import run_rank, run_refits  # type: ignore[import-not-found]
-from .shard_threads import CPU, MAX_BYTES, REQUEST, SPECS, WHOLE, route_in, store, together  # type: ignore[import-not-found]
+from .shard_threads import (  # type: ignore[import-not-found]
+    CPU,
+    MAX_BYTES,
+    REQUEST,
+    SPECS,
+    WHOLE,
+    end_of,
+    group_in,
+    route_in,
+    store,
+    together,
+)
 
 
 def export_of(sender: ShardSender, weights: Mapping[str, Tensor], held: Sequence[ShardSlice] = WHOLE) -> WeightExport:
@@ -25,7 +35,7 @@ def export_of(sender: ShardSender, weights: Mapping[str, Tensor], held: Sequence
 
 
 def receiving(route: ShardRoute, held: Sequence[ShardSlice] = WHOLE) -> ShardEnd:
-    return ShardEnd(specs=SPECS, held=[held], route=route, rank=1, max_bytes=MAX_BYTES, device=CPU)
+    return end_of(route, [held])  # type: ignore[no-any-return]
 
 
 def weights_of(seed: int) -> dict[str, Tensor]:
@@ -50,7 +60,7 @@ def test_refits_go_by_one_route_again_and_again() -> None:
         assert together(partial(list, export.buckets), take)[1] == export.shards.digest
         assert all(torch.equal(taken[name], weights[name]) for name in weights)
     sender.close()
-    ends[0].close()
+    ends[0].group.close()
 
 
 def test_two_ranks_send_and_fail_together() -> None:
@@ -79,21 +89,22 @@ def test_a_missing_part_is_an_error_at_both_ends() -> None:
         assert "wants 24 elements of c, of which 0 are held" in str(error)
 
 
-def test_a_route_with_another_layout_needs_another_name() -> None:
-    at, sender = store(), ShardSender(0, 1, CPU)
-    export = export_of(sender, weights_of(1))
-    assert export.shards is not None
-    export.shards.route = route_in(at)
-    _, end = together(lambda: list(export.buckets), lambda: _taking(route_in(at)))
-    other = sender.export(REQUEST, SPECS[:2], WHOLE[:2], lambda _: {})
-    assert other.shards is not None
-    other.shards.route = route_in(at, wanted=[WHOLE[:2]])
-    with pytest.raises(RefitError, match=r"127\.0\.0\.1:\d+/engines"):
-        list(other.buckets)
-    end.close()
+def test_exports_of_other_tensors_take_turns_in_one_group() -> None:
+    at, sender, weights = store(), ShardSender(0, 1, CPU), weights_of(1)
+    group, ends = group_in(route_in(at), 1, 2), dict[int, ShardEnd]()
+    for count, number in ((3, 1), (2, 2), (3, 1), (2, 2)):
+        specs, wanted = SPECS[:count], WHOLE[:count]
+        export = sender.export(REQUEST, specs, wanted, lambda part: {whole_slice(spec): weights[spec.name] for spec in part})
+        assert export.shards is not None
+        export.shards.route, taken = route_in(at, [wanted]), dict[str, Tensor]()
 
+        def take(taken: dict[str, Tensor] = taken, number: int = number, shards: ShardExport = export.shards) -> int:
+            if number not in ends:
+                layouts = {"specs": SPECS[: len(shards.held[0])], "held": shards.held, "wanted": shards.held}
+                ends[number] = ShardEnd(**layouts, group=group, number=number, max_bytes=MAX_BYTES)
+            return ends[number].take(lambda parts: taken.update({spec.name: tensor for spec, _, tensor in parts}))
 
-def _taking(route: ShardRoute) -> ShardEnd:
-    end = receiving(route)
-    end.take(lambda parts: None)
-    return end
+        assert together(partial(list, export.buckets), take)[1] == export.shards.digest
+        assert all(torch.equal(taken[spec.name], weights[spec.name]) for spec in specs)
+    sender.close()
+    group.close()

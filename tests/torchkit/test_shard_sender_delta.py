@@ -17,7 +17,7 @@ from rlcore_torchkit.refit.shard_cache import ShardCache
 from rlcore_torchkit.refit.shard_route import ShardEnd, whole_slice
 from rlcore_torchkit.refit.shard_sender import ShardSender
 
-from .shard_threads import CPU, REQUEST, route_in, store, together  # type: ignore[import-not-found]
+from .shard_threads import CPU, REQUEST, end_of, route_in, store, together  # type: ignore[import-not-found]
 
 SPECS = tuple(
     TensorSpec(name=name, shape=(64, 32), dtype=dtype)
@@ -41,8 +41,7 @@ class Receiver:
     def take(self, shards: ShardExport, version: int, only_changed: bool = False) -> tuple[dict[str, Tensor], int]:
         """What is loaded, and the digest."""
         if self.end is None:
-            options: dict[str, Any] = {"held": shards.held, "max_bytes": MAX_BYTES, "device": CPU}
-            self.end = ShardEnd(specs=SPECS, route=self.route, rank=len(shards.held), **options)
+            self.end = end_of(self.route, shards.held, SPECS, max_bytes=MAX_BYTES)
         loaded: dict[str, Tensor] = {}
 
         def load(parts: Sequence[tuple[TensorSpec, ShardSlice, Tensor]]) -> None:
@@ -86,7 +85,7 @@ class Pair:
         self.sender.close()
         for receiver in self.receivers:
             if receiver.end is not None:
-                receiver.end.close()
+                receiver.end.group.close()
 
 
 @pytest.fixture

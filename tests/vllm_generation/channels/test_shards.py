@@ -2,13 +2,14 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import pytest
 import torch
 from attrs import evolve
 from channel_support import CPU, here, specs_of, tensors_of
 
-from rlcore.spi import ExportWeightsRequest, RefitError
+from rlcore.spi import ExportWeightsRequest, RefitError, ShardSlice
 from rlcore_torchkit.refit import shard_route
 from rlcore_torchkit.refit.shard_group import ProcessShardGroup
 from rlcore_torchkit.refit.shard_sender import ShardSender
@@ -40,7 +41,7 @@ def test_every_rank_of_every_replica_takes_all_tensors_again_and_again():
             assert [each["first_receiver"] for each in options] == [0, 2]
             receivers = [shards.Receiver(CPU, rank.rank, options[rank.replica]) for rank in ranks]
         export.shards.route = route.to(specs, [None] * len(ranks))
-        layout = route.layout(export.shards.route, export.shards)
+        layout = route.layout(specs, export.shards)
         assert layout["delta"] == delta
         assert ("held" in layout) == (specs not in seen)
         seen.add(specs)
@@ -67,7 +68,7 @@ class Trial:
 
     def __init__(self):
         self.ranks = [here(), here(rank=1), here(replica=1)]
-        self.sender, self.receivers = ShardSender(0, 1, CPU), []
+        self.sender, self.receivers, self.holds_halves = ShardSender(0, 1, CPU), [], False
         self.connect()
 
     def connect(self):
@@ -76,19 +77,19 @@ class Trial:
             one.close()
         self.route, self.receivers = shards.Route(self.ranks, LOOPBACK, 30), []
 
-    def refit(self, seed, told, delta="off"):
+    def refit(self, seed, told, delta="off", count=4):
         """What each rank has loaded, the names of what it has in part, the bytes that it received, and the digest; or what it
         raises."""
-        tensors = tensors_of(seed)
+        tensors = tensors_of(seed, count)
         specs = tuple(specs_of(tensors))
-        held = {whole_slice(spec): tensor for spec, tensor in zip(specs, tensors, strict=True)}
-        read = lambda part: {whole_slice(spec): held[whole_slice(spec)] for spec in part}  # noqa: E731
+        held = self.held_of(specs, tensors)
+        read = lambda part: {box: held[box] for box in held if box.name in {spec.name for spec in part}}  # noqa: E731
         self.export = export = self.sender.export(evolve(REQUEST, delta=delta), specs, [*held], read)
         if not self.receivers:
             options = self.route.options(export.shards)
             self.receivers = [shards.Receiver(CPU, rank.rank, options[rank.replica]) for rank in self.ranks]
         export.shards.route = self.route.to(specs, told)
-        layout, manifest = self.route.layout(export.shards.route, export.shards), Manifest.of(export)
+        layout, manifest = self.route.layout(specs, export.shards), Manifest.of(export)
         with ThreadPoolExecutor(4) as pool:
             sent = pool.submit(list, export.buckets)
             calls = [pool.submit(self.take, one, manifest, layout) for one in self.receivers]
@@ -97,6 +98,15 @@ class Trial:
             assert sent.result() == []
             assert sum(digest for _, _, _, digest in found) % 2**64 == export.shards.digest
         return tensors, found
+
+    def held_of(self, specs, tensors):
+        found = {}
+        for spec, tensor in zip(specs, tensors, strict=True):
+            rows = spec.shape[0] // 2 if self.holds_halves else 0
+            for start, stop in ((0, rows), (rows, spec.shape[0])):
+                if start < stop:
+                    found[ShardSlice(spec.name, (start, 0), (stop, spec.shape[1]))] = tensor[start:stop]
+        return found
 
     def take(self, receiver, manifest, layout):
         taken, partial = {}, set()
@@ -135,14 +145,12 @@ def assert_taken(found, tensors, needs):
 
 
 @pytest.mark.parametrize("delta", ["off", "host"])
-def test_each_rank_takes_what_it_needs(delta, trial, monkeypatch):
+def test_each_rank_takes_what_it_needs(delta, trial):
     """Of what one rank of three needs, all, and two some that overlap, the trainer sends each element once."""
     whole = sum(tensor.nbytes for tensor in tensors_of(0))
     _, found = trial.refit(0, UNTOLD, delta)
     assert [partial for _, partial, _, _ in found] == [set()] * 3
     most, sent = [each[2] for each in found], trial.export.shards.sent_bytes
-    close, closed = ProcessShardGroup.close, []
-    monkeypatch.setattr(ProcessShardGroup, "close", lambda group: (closed.append(group.rank), close(group)))
     for seed, told in ((1, [FIRST, SECOND, None]), (2, UNTOLD), (3, UNTOLD)):
         tensors, found = trial.refit(seed, told, delta)
         for each, needs in zip(found, (FIRST, SECOND, {}), strict=True):
@@ -153,7 +161,6 @@ def test_each_rank_takes_what_it_needs(delta, trial, monkeypatch):
     if delta == "off":
         assert max(found[0][2], found[1][2]) < 0.7 * most[0]
         assert found[2][2] >= whole
-    assert sorted(closed) == [0, 1, 2, 3], "all have left the first route's group"
 
 
 def test_what_no_rank_needs_is_taken_by_one(trial):
@@ -164,15 +171,60 @@ def test_what_no_rank_needs_is_taken_by_one(trial):
     assert torch.equal(holders[0]["t3"], tensors[3])
 
 
-def test_needs_that_change_come_by_another_route(trial):
+@pytest.mark.parametrize(
+    ("told", "counts", "restarts_at", "num_groups"),
+    [
+        ((UNTOLD, UNTOLD, UNTOLD), (4, 4, 4), None, 1),
+        ((UNTOLD, [FIRST, SECOND, None], UNTOLD), (4, 4, 4), None, 1),
+        ((UNTOLD, [FIRST, SECOND, None], [SECOND, FIRST, SECOND]), (4, 4, 4), None, 1),
+        ((UNTOLD, UNTOLD, [FIRST, SECOND, None]), (4, 2, 4), None, 1),
+        ((UNTOLD, [FIRST, SECOND, None], UNTOLD), (4, 4, 4), 2, 2),
+        ((UNTOLD, [FIRST, SECOND, None], UNTOLD), (4, 4, 4), 1, 2),
+    ],
+    ids=[
+        "one plan",
+        "parts from the second refit on",
+        "other parts each time",
+        "adapters between",
+        "an engine starts anew before the last refit",
+        "an engine starts anew before the second refit",
+    ],
+)
+def test_a_group_lasts_as_long_as_its_ranks(told, counts, restarts_at, num_groups, trial, monkeypatch):
+    made, connected = [], ProcessShardGroup._connected
+
+    def counted(group, name, ranks):
+        made.append((group, name))
+        return connected(group, name, ranks)
+
+    monkeypatch.setattr(ProcessShardGroup, "_connected", counted)
+    for seed, (needs, count) in enumerate(zip(told, counts, strict=True)):
+        if seed == restarts_at:
+            trial.connect()
+        _, found = trial.refit(seed, needs, count=count)
+        assert not any(isinstance(each, Exception) for each in found)
+    assert sorted(group.rank for group, name in made if name == "group") == sorted([0, 1, 2, 3] * num_groups)
+    assert len({*made}) == len(made), "each set of ranks that share"
+
+
+def test_what_a_trainer_holds_may_change(trial):
+    """The engines are told of it in the same refit."""
+    trial.refit(0, UNTOLD)
+    trial.holds_halves = True
+    tensors, found = trial.refit(1, UNTOLD)
+    assert all(torch.equal(taken[f"t{index}"], tensor) for taken, *_ in found for index, tensor in enumerate(tensors))
+
+
+def test_needs_that_change_come_by_another_plan(trial):
     """A rank that has noted nothing any more takes all again."""
-    names = []
+    routes = []
     for seed, told in enumerate((UNTOLD, [FIRST, None, FIRST], UNTOLD, [{}, None, None], [FIRST, None, None])):
         tensors, found = trial.refit(seed, told)
-        names.append(trial.export.shards.route.name)
+        routes.append(trial.export.shards.route)
         assert_taken(found[0], tensors, FIRST if seed in {1, 2, 4} else {})
         assert_taken(found[1], tensors, {})
-    assert [names.index(name) for name in names] == [0, 1, 1, 3, 4]
+    assert [each is last for each, last in pairwise(routes)] == [False, True, False, False]
+    assert len({route.name for route in routes}) == 1
 
 
 def test_a_corrupted_part_is_noticed_by_the_rank_that_gets_it(trial, monkeypatch):
@@ -219,7 +271,7 @@ def test_a_rank_that_plans_otherwise_is_refused_by_all(trial, monkeypatch):
         assert "planned other pieces than rank 0" in str(error)
 
 
-def test_a_later_route_has_groups_of_its_own():
+def test_a_later_connection_has_a_group_of_its_own():
     """A trainer that outlives an engine knows the first one's groups, and the port may be the same."""
     specs = specs_of(tensors_of(0))
     assert len({shards.Route([here()], LOOPBACK, 30).to(tuple(specs), [None]).name for _ in range(2)}) == 2

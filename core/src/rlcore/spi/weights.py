@@ -52,7 +52,8 @@ class ShardRoute:
     address: str
     """"host:port" of a store of torch.distributed in which the group meets."""
     name: str
-    """Tells the group from others that meet in the store. One that was not used before makes a group anew."""
+    """Tells the group from others that meet in the store. Routes of one name reach the same ranks and share their group,
+    whatever parts these want. A name that was not used before makes a group anew."""
     wanted: tuple[tuple[ShardSlice, ...], ...]
     """The parts that each of the generator's ranks wants."""
     timeout_s: float

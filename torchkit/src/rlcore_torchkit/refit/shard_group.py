@@ -35,45 +35,44 @@ class ShardGroup(Protocol):
 
 
 class ProcessShardGroup:
-    """A process group over gloo on CPUs, or NCCL on GPUs."""
+    """A process group over gloo on CPUs, or NCCL on GPUs. It serves any number of plans among the same ranks."""
 
-    def __init__(
-        self,
-        route: ShardRoute,
-        rank: int,
-        world_size: int,
-        device: torch.device,
-        plan: str,
-        sharing: Sequence[tuple[int, ...]] = (),
-    ) -> None:
-        """Meet the others in the route's store. `plan` is what each has to have planned: a digest, or "!" and why it
-        planned nothing. `sharing` are the ranks, two or more, of each `share`, in one order on all ranks; each such set has a
-        group of its own. RefitError on every rank where plans differ, WorkerError where a rank does not come in time."""
+    def __init__(self, route: ShardRoute, rank: int, world_size: int, device: torch.device) -> None:
+        """Connect to the route's store. WorkerError if the store does not answer within `route.timeout_s` seconds."""
         host, _, port = route.address.rpartition(":")
         if is_loopback(host):
             keep_on_loopback()
         timeout = timedelta(seconds=route.timeout_s)
-        self.rank, self._device, self._timeout = rank, device, timeout
-        try:
-            store = TCPStore(host, int(port), None, is_master=False, timeout=timeout, wait_for_workers=False)
-            self._store = PrefixStore(route.name, store)
-            plans = self._plans(world_size, plan)
-        except RuntimeError as error:
-            raise WorkerError(
-                f"refit: channel shards: a rank did not come to {route.address} in {route.timeout_s:g} s: {error}"
-            ) from error
-        _require_one(plans)
+        self.rank, self.world_size, self.device = rank, world_size, device
+        self._timeout, self._within = timeout, f"{route.address} in {route.timeout_s:g} s"
         self._backend: Any = None
         self._sharing: dict[tuple[int, ...], Any] = {}
         try:
-            self._backend = _backend(PrefixStore("group", self._store), rank, world_size, device, timeout)
-            for number, ranks in enumerate(sharing):
-                if rank in ranks:
-                    own = PrefixStore(f"sharing-{number}", self._store)
-                    self._sharing[ranks] = _backend(own, ranks.index(rank), len(ranks), device, timeout)
+            store = TCPStore(host, int(port), None, is_master=False, timeout=timeout, wait_for_workers=False)
+        except RuntimeError as error:
+            raise self._late(error) from error
+        self._store = PrefixStore(route.name, store)
+
+    def agree(self, number: int, plan: str, sharing: Sequence[tuple[int, ...]] = ()) -> None:
+        """Compare a plan with those of all ranks, then connect to ranks that are not connected yet. A collective.
+
+        `number` counts the plans of this group. `plan` is a digest, or "!" and the reason why this rank has no plan.
+        `sharing` holds the ranks of each `share`, two or more, in the same order on all ranks. Each set of ranks has a process
+        group, which later plans use again. RefitError on every rank if plans differ, WorkerError if a rank is late or lost."""
+        try:
+            plans = self._plans(number, plan)
+        except RuntimeError as error:
+            raise self._late(error) from error
+        _require_one(plans)
+        try:
+            if self._backend is None:
+                self._backend = self._connected("group", range(self.world_size))
+            for ranks in sharing:
+                if self.rank in ranks and ranks not in self._sharing:
+                    self._sharing[ranks] = self._connected(f"sharing-{'-'.join(map(str, ranks))}", ranks)
         except RuntimeError as error:
             self.close()
-            raise WorkerError(f"refit: channel shards: rank {rank} could not reach the others: {error}") from error
+            raise WorkerError(f"refit: channel shards: rank {self.rank} could not reach the others: {error}") from error
 
     def share(self, rooms: Sequence[tuple[tuple[int, ...], Tensor]]) -> None:
         """WorkerError where a rank is lost or late."""
@@ -89,18 +88,18 @@ class ProcessShardGroup:
             return
         works = list[Any]()
         with self._ending(works):
-            if self._device.type == "cuda":
+            if self.device.type == "cuda":
                 self._backend._start_coalescing()
             works += [self._backend.send([tensor], peer, 0) for peer, tensor in sent]
             works += [self._backend.recv([tensor], peer, 0) for peer, tensor in received]
-            if self._device.type == "cuda":
+            if self.device.type == "cuda":
                 works[:] = [self._backend._end_coalescing()]
 
     def close(self) -> None:
         """Leave; what is under way on other ranks fails."""
         for backend in (self._backend, *self._sharing.values()):
             if backend is not None:
-                backend.abort() if self._device.type == "cuda" else backend.shutdown()
+                backend.abort() if self.device.type == "cuda" else backend.shutdown()
         self._backend, self._sharing = None, {}  # gloo's connections last as long as the objects
 
     @contextmanager
@@ -114,9 +113,17 @@ class ProcessShardGroup:
             works.clear()
             raise WorkerError(f"refit: channel shards: another rank is lost, or late: {error}") from error
 
-    def _plans(self, world_size: int, plan: str) -> list[str]:
-        self._store.set(f"plan-{self.rank}", plan)
-        return [self._store.get(f"plan-{rank}").decode() for rank in range(world_size)]
+    def _plans(self, number: int, plan: str) -> list[str]:
+        self._store.set(f"plan-{number}-{self.rank}", plan)
+        keys = [f"plan-{number}-{rank}" for rank in range(self.world_size)]
+        return [each.decode() for each in self._store.multi_get(keys)]
+
+    def _connected(self, name: str, ranks: Sequence[int]) -> Any:
+        store = PrefixStore(name, self._store)
+        return _backend(store, ranks.index(self.rank), len(ranks), self.device, self._timeout)
+
+    def _late(self, error: RuntimeError) -> WorkerError:
+        return WorkerError(f"refit: channel shards: a rank did not come to {self._within}: {error}")
 
 
 def _require_one(plans: Sequence[str]) -> None:

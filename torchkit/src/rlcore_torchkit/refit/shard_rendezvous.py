@@ -1,7 +1,8 @@
 """The rendezvous of a refit by shards: generators of several trainer ranks join one process group with the trainer.
 
-A generator knows only its own ranks. Before each refit, its trainer rank publishes the common route in the store of the
-generator's own route, with the number of the generator's first rank in it.
+A generator knows only its own ranks. Before each refit, its trainer rank publishes a notice in the store of the generator's own
+route: the group, the plan, and the number of the generator's first rank in the group. It publishes the common route with each
+plan that is new.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from itertools import accumulate, chain
 
+from attrs import astuple, frozen
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from rlcore.spi import ShardRoute, WorkerError
@@ -24,7 +26,8 @@ VALUE_BYTES = 2**22
 def common_route(routes: Sequence[ShardRoute], number: int) -> ShardRoute:
     """Join routes to one that reaches the ranks of all, in their order.
 
-    `number` counts the groups made so far. Each has its own name; the first group of a single route is the route itself.
+    `number` counts the groups that these routes have made. Each has its own name; the first group of a single route is the
+    route itself.
     """
     if len(routes) == 1 and number == 1:
         return routes[0]
@@ -43,13 +46,26 @@ def first_ranks(routes: Sequence[ShardRoute]) -> list[int]:
     return [0, *accumulate(len(route.wanted) for route in routes)][: len(routes)]
 
 
+@frozen
+class Notice:
+    """The announcement of one refit."""
+
+    group: str
+    """The name of the common route."""
+    plan: int
+    """The number of the plan in the group."""
+    first: int
+    """The number of the generator's first rank, among the ranks of all generators."""
+
+
 class Rendezvous:
-    """Publishes or reads the common route of each refit, in the store of one route."""
+    """Publishes or reads the notice of each refit, in the store of one route."""
 
     def __init__(self, route: ShardRoute) -> None:
         """WorkerError where the store is not there."""
         self._route, self._number = route, 0
-        self._known: tuple[str, ShardRoute] = "", route
+        self._told = set[str]()
+        """The keys of the common routes that are published."""
         timeout = timedelta(seconds=route.timeout_s)
         try:
             store = TCPStore(_host(route), int(route.address.rpartition(":")[2]), None, False, timeout, wait_for_workers=False)
@@ -57,27 +73,33 @@ class Rendezvous:
             raise self._lost(error) from error
         self._store = PrefixStore(f"notices-{route.name}", store)
 
-    def tell(self, common: ShardRoute, place: int) -> None:
-        """Publish the common route, and the number of this route's first rank in it. Called once for each refit."""
-        key = f"{common.name}@{place}"
+    def tell(self, common: ShardRoute, notice: Notice) -> None:
+        """Publish a refit, and its common route if the notice names a plan for the first time. Called once for each refit."""
+        key = _key(notice)
         try:
-            if key != self._known[0]:
+            if key not in self._told:
                 self._put(key, zlib.compress(_written(common).encode(), 1))
-            self._store.set(str(self._number), key)
+            self._store.set(str(self._number), json.dumps(astuple(notice)))
         except RuntimeError as error:
             raise self._lost(error) from error
-        self._known, self._number = (key, common), self._number + 1
+        self._told.add(key)
+        self._number += 1
 
-    def hear(self) -> tuple[ShardRoute, int]:
-        """Wait for the next refit's common route, and the number of this route's first rank in it."""
+    def hear(self) -> Notice:
+        """Wait for the notice of the next refit."""
         try:
-            key = self._store.get(str(self._number)).decode()
-            if key != self._known[0]:
-                self._known = key, _read(zlib.decompress(self._taken(key)).decode())
+            notice = Notice(*json.loads(self._store.get(str(self._number))))
         except RuntimeError as error:
             raise self._lost(error) from error
         self._number += 1
-        return self._known[1], int(key.rpartition("@")[2])
+        return notice
+
+    def route(self, notice: Notice) -> ShardRoute:
+        """Read the common route of a notice."""
+        try:
+            return _read(zlib.decompress(self._taken(_key(notice))).decode())
+        except RuntimeError as error:
+            raise self._lost(error) from error
 
     def _put(self, key: str, content: bytes) -> None:
         starts = range(0, len(content), VALUE_BYTES)
@@ -91,6 +113,10 @@ class Rendezvous:
     def _lost(self, error: RuntimeError) -> WorkerError:
         at = f"{self._route.address} in {self._route.timeout_s:g} s"
         return WorkerError(f"refit: channel shards: no word of the refit at {at}: {error}")
+
+
+def _key(notice: Notice) -> str:
+    return f"{notice.group}@{notice.plan}"
 
 
 def _host(route: ShardRoute) -> str:

@@ -1,4 +1,4 @@
-"""One rank's end of a route: its plan of what to send or take, in windows, and its process group."""
+"""One rank's end of a plan: what it sends and takes, in windows."""
 
 import hashlib
 from collections import defaultdict
@@ -11,7 +11,7 @@ from attrs import frozen
 from torch import Tensor
 
 from rlcore.spi import RefitError
-from rlcore.spi.weights import ITEM_BYTES, ShardRoute, ShardSlice, TensorSpec
+from rlcore.spi.weights import ITEM_BYTES, ShardSlice, TensorSpec
 from rlcore_torchkit.refit.shard_cache import NOTHING, ShardCache
 from rlcore_torchkit.refit.shard_group import ProcessShardGroup
 from rlcore_torchkit.refit.shard_plan import Piece, plan_pieces
@@ -50,23 +50,24 @@ def plan_windows(
 
 
 class ShardEnd:
-    """A rank in the group of a route, for as many refits as the layouts stay the same."""
+    """A rank's plan of what it sends and takes. It serves any number of refits, in a group that other plans use too."""
 
     def __init__(
         self,
         *,
         specs: Sequence[TensorSpec],
         held: Sequence[Sequence[ShardSlice]],
-        route: ShardRoute,
-        rank: int,
+        wanted: Sequence[Sequence[ShardSlice]],
+        group: ProcessShardGroup,
+        number: int,
         max_bytes: int,
-        device: torch.device,
     ) -> None:
-        """`rank` counts in the group: the trainer's first. RefitError, WorkerError as of ProcessShardGroup."""
-        world_size = len(held) + len(route.wanted)
+        """`held` has the parts of each rank of the trainer, `wanted` those of each rank of the generators. `number` counts the
+        plans of the group. RefitError, WorkerError as of ProcessShardGroup.agree."""
+        self.specs, self.group = specs, group
         self.windows: tuple[Window, ...] = ()
-        self.wanted: Layout = common_refinement(route.wanted)
-        """The route's, in parts that are equal or have nothing in common: what several ranks want is sent once."""
+        self.wanted: Layout = common_refinement(wanted)
+        """Parts that are equal or have nothing in common: what several ranks want is sent once."""
         self.received_bytes = 0
         """Bytes that the last `take` brought, from the trainer's ranks and from others that take the same."""
         try:
@@ -74,8 +75,8 @@ class ShardEnd:
             plan = _digest(self.windows)
         except RefitError as error:
             plan = f"!{error}"
-        self._num_senders, self._device, self._rank = len(held), device, rank
-        self._group = ProcessShardGroup(route, rank, world_size, device, plan, self._sharing())
+        self._num_senders, self._device, self._rank = len(held), group.device, group.rank
+        group.agree(number, plan, self._sharing())
 
     def in_step(self, version: int) -> Set[int]:
         """Return the peers that keep the same version as this rank: changes alone can go to them. A collective before the first
@@ -83,7 +84,7 @@ class ShardEnd:
         told = torch.tensor([version], device=self._device)
         heard = {peer: torch.empty_like(told) for peer in self._peers()}
         if heard:
-            self._group.exchange([(peer, told) for peer in heard], list(heard.items()))
+            self.group.exchange([(peer, told) for peer in heard], list(heard.items()))
         return {peer for peer, other in heard.items() if version != NOTHING and int(other) == version}
 
     def run(
@@ -98,7 +99,7 @@ class ShardEnd:
         """A window's pieces, as ShardTransfer.run."""
         window = self.windows[number]
         transfer = ShardTransfer(
-            specs=window.specs, buckets=window.buckets, num_senders=self._num_senders, group=self._group, device=self._device
+            specs=window.specs, buckets=window.buckets, num_senders=self._num_senders, group=self.group, device=self._device
         )
         return transfer.run(held, wanted, last=last, in_step=in_step)
 
@@ -144,9 +145,6 @@ class ShardEnd:
     def sent_boxes(self) -> list[ShardSlice]:
         """Return the parts that this rank sends, each once."""
         return list(dict.fromkeys(piece.box for number in range(len(self.windows)) for piece in self.pieces(number)))
-
-    def close(self) -> None:
-        self._group.close()
 
     def _peers(self) -> Set[int]:
         """The receivers of what this rank sends, or the senders of what it receives."""

@@ -27,7 +27,8 @@ from rlcore.spi.weights import ShardSlice
 from rlcore_torchkit.distributed.cached_all_gather import CachedAllGather
 from rlcore_torchkit.refit.digest import tensor_digests
 from rlcore_torchkit.refit.shard_cache import ShardCache
-from rlcore_torchkit.refit.shard_rendezvous import Rendezvous, common_route, first_ranks
+from rlcore_torchkit.refit.shard_group import ProcessShardGroup
+from rlcore_torchkit.refit.shard_rendezvous import Notice, Rendezvous, common_route, first_ranks
 from rlcore_torchkit.refit.shard_route import ShardEnd
 from rlcore_torchkit.refit.shard_transfer import TransferStats
 
@@ -55,8 +56,8 @@ class _Shared:
 
 
 @frozen
-class _Plan:
-    """The layouts that an end was made for."""
+class _Layouts:
+    """The layouts that a plan is made from."""
 
     specs: tuple[TensorSpec, ...]
     held: tuple[tuple[ShardSlice, ...], ...]
@@ -65,14 +66,18 @@ class _Plan:
 
 
 class ShardSender:
-    """Keeps the groups of the routes by which it has sent."""
+    """Keeps the process group with the generators' ranks, and a plan of each kind of export."""
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
         self._rank, self._world_size, self._device = rank, world_size, device
-        self._ends: dict[Meeting, tuple[_Plan, ShardEnd]] = {}
+        self._group: tuple[Meeting, ProcessShardGroup] | None = None
+        self._num_groups: Counter[Meeting] = Counter()
+        """The number of groups that each set of routes has made, so that none is taken for an earlier one."""
+        self._ends: dict[int, tuple[_Layouts, ShardEnd]] = {}
+        """The ends in the group, by the numbers of their plans: exports of weights and of adapters may take turns."""
+        self._num_plans = 0
+        """The number of plans that the group has made."""
         self._rendezvous: dict[tuple[str, str], Rendezvous] = {}
-        self._num_made: Counter[Meeting] = Counter()
-        """The number of times that each group has been made, so that none is taken for one that met before."""
         self._layouts: CachedAllGather[tuple[ShardSlice, ...]] = CachedAllGather(self._gathered)
         self._routes: CachedAllGather[ShardRoute | None] = CachedAllGather(self._gathered)
         self._shared = _Shared.of(())
@@ -93,9 +98,8 @@ class ShardSender:
 
     def close(self) -> None:
         self._kept = None
-        for _, end in self._ends.values():
-            end.close()
-        self._ends, self._rendezvous = {}, {}
+        self._leave()
+        self._rendezvous = {}
         self._layouts.forget()
         self._routes.forget()
 
@@ -175,45 +179,55 @@ class ShardSender:
             raise failure or RefitError(f"refit: another rank of the trainer failed: {listed(found, 3)}")
 
     def _joined(self, routes: Sequence[ShardRoute], shards: ShardExport, specs: tuple[TensorSpec, ...]) -> ShardEnd:
-        """The end of the route that all of these have in common, of which the generators' ranks are told."""
+        """Return the end of these layouts, once the generators' ranks are told of it. A new plan keeps the group."""
         meeting = tuple((route.address, route.name) for route in routes)
-        self._leave_others(meeting, specs)
-        known, plan = self._ends.get(meeting), _Plan(specs, shards.held, tuple(routes), shards.max_bucket_bytes)
-        if known is not None and known[0] != plan:
-            raise RefitError(f"refit: another layout by the route {'/'.join(meeting[0])}; expected a new name for it")
-        self._num_made[meeting] += known is None
-        route = common_route(routes, self._num_made[meeting])
+        if self._group is not None and self._group[0] != meeting:
+            self._leave()
+        self._num_groups[meeting] += self._group is None
+        route = common_route(routes, self._num_groups[meeting])
+        layouts = _Layouts(specs, shards.held, tuple(routes), shards.max_bucket_bytes)
+        number = next((number for number, (known, _) in self._ends.items() if known == layouts), None)
+        plan = self._num_plans + 1 if number is None else number
         if shards.route is not None:
-            self._tell(shards.route, route, dict(zip(meeting, first_ranks(routes), strict=True)))
-        if known is not None:
-            return known[1]
-        end = ShardEnd(
-            specs=specs,
-            held=shards.held,
-            route=route,
-            rank=self._rank,
-            max_bytes=shards.max_bucket_bytes,
-            device=self._device,
+            firsts = dict(zip(meeting, first_ranks(routes), strict=True))
+            own = shards.route.address, shards.route.name
+            self._tell(shards.route, route, Notice(route.name, plan, firsts[own]))
+        if number is None:
+            self._add_end(meeting, route, layouts)
+        return self._ends[plan][1]
+
+    def _add_end(self, meeting: Meeting, route: ShardRoute, layouts: _Layouts) -> None:
+        """Plan anew, in place of an earlier plan for the same tensors."""
+        if self._group is None:
+            num_ranks = len(layouts.held) + len(route.wanted)
+            self._group = meeting, ProcessShardGroup(route, self._rank, num_ranks, self._device)
+        self._ends = {number: each for number, each in self._ends.items() if each[0].specs != layouts.specs}
+        self._num_plans += 1
+        self._ends[self._num_plans] = (
+            layouts,
+            ShardEnd(
+                specs=layouts.specs,
+                held=layouts.held,
+                wanted=route.wanted,
+                group=self._group[1],
+                number=self._num_plans,
+                max_bytes=layouts.max_bucket_bytes,
+            ),
         )
-        self._ends[meeting] = plan, end
-        return end
 
-    def _leave_others(self, meeting: Meeting, specs: tuple[TensorSpec, ...]) -> None:
-        """Close ends whose stores are gone, whose generators now meet others, or which other parts of these tensors replace."""
-        addresses = {address for address, _ in meeting}
-        for other in [*self._ends]:
-            is_lost = not addresses.issuperset(address for address, _ in other)
-            is_replaced = self._ends[other][0].specs == specs or not {*other}.isdisjoint(meeting)
-            if is_lost or (other != meeting and is_replaced):
-                self._ends.pop(other)[1].close()
+    def _leave(self) -> None:
+        """Leave the group, with all plans in it."""
+        if self._group is not None:
+            self._group[1].close()
+        self._group, self._ends, self._num_plans = None, {}, 0
 
-    def _tell(self, own: ShardRoute, common: ShardRoute, place_of: Mapping[tuple[str, str], int]) -> None:
-        """Tell the ranks of this rank's generator the common route, for which they wait."""
+    def _tell(self, own: ShardRoute, common: ShardRoute, notice: Notice) -> None:
+        """Tell the ranks of this rank's generator of the refit, for which they wait."""
         key = own.address, own.name
-        self._rendezvous = {known: notices for known, notices in self._rendezvous.items() if known[0] == own.address}
+        self._rendezvous = {known: each for known, each in self._rendezvous.items() if known[0] == own.address}
         if key not in self._rendezvous:
             self._rendezvous[key] = Rendezvous(own)
-        self._rendezvous[key].tell(common, place_of[key])
+        self._rendezvous[key].tell(common, notice)
 
     def _gathered(self, own: Any) -> list[Any]:
         """Gather a value from every rank of the trainer, in their order."""

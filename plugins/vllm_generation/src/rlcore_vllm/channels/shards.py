@@ -34,6 +34,8 @@ from rlcore_vllm.channels.manifest import Manifest
 
 Needs: TypeAlias = dict[str, list[list[list[int]]]]
 """Parts of tensors that a rank reads, as plain containers: [start, stop] of each slice by tensor. Others are read whole."""
+Held: TypeAlias = tuple[tuple[ShardSlice, ...], ...]
+"""The parts that each of the trainer's ranks holds."""
 LoadParts: TypeAlias = Callable[[dict[str, Tensor], Set[str]], None]
 """Loads tensors. Of those that are named beside them only the parts that were needed hold values."""
 _LOOPBACK = "127.0.0.1"
@@ -47,24 +49,23 @@ class Route:
         self._store: TCPStore = listening_store(host, 0, None, timedelta(seconds=timeout_s), wait_for_workers=False)
         self._address = f"{host}:{self._store.port}"
         self._key = secrets.token_hex(8)
-        """In the names of its routes: to a trainer that knows them, a later one by the same port is another."""
+        """The name of its routes: to a trainer that knows one, a later one by the same port is another."""
         self._routes: dict[tuple[TensorSpec, ...], tuple[list[Needs], ShardRoute]] = {}
         """The parts that the ranks named last for the tensors of each kind of refit, and the last route of these: adapters may
         travel alone."""
-        self._num_made = 0
-        self._planned: set[str] = set()
+        self._held: dict[tuple[TensorSpec, ...], Held] = {}
+        """The parts of the trainer's ranks, as the engines were told for each kind of refit."""
 
     def to(self, specs: tuple[TensorSpec, ...], told: Sequence[Needs | None]) -> ShardRoute:
         """Return the route to every rank for the parts that each needs, None standing for those of the last such refit; one
-        rank also takes what none needs. The route changes where the parts do."""
+        rank also takes what none needs. All routes have one name, and so one process group."""
         known, last = self._routes.get(specs, ([{} for _ in self.ranks], None))
         needs = [before if now is None else now for before, now in zip(known, told, strict=True)]
         if last is not None and needs == known:
             return last
-        self._num_made += 1
         route = ShardRoute(
             address=self._address,
-            name=f"{self._key}-{self._num_made}",
+            name=self._key,
             wanted=add_unwanted(specs, _wanted_by_each(specs, needs)),
             timeout_s=self._timeout_s,
         )
@@ -76,17 +77,18 @@ class Route:
         replicas = [rank.replica for rank in self.ranks]
         shared = {
             "address": self._address,
+            "name": self._key,
             "max_bucket_bytes": shards.max_bucket_bytes,
             "timeout_s": self._timeout_s,
         }
         return [shared | {"first_receiver": replicas.index(replica)} for replica in dict.fromkeys(replicas)]
 
-    def layout(self, route: ShardRoute, shards: ShardExport) -> dict[str, Any]:
-        """Return the beginning of a refit by a route, in plain containers: its name, whether changes alone may come and, where
-        it is new, the parts that the trainer's ranks hold."""
-        content = {"route": route.name, "delta": shards.delta}
-        if route.name not in self._planned:
-            self._planned.add(route.name)
+    def layout(self, specs: tuple[TensorSpec, ...], shards: ShardExport) -> dict[str, Any]:
+        """Return the beginning of a refit, in plain containers: whether changes alone may come and, where the engines do not
+        know it, what each of the trainer's ranks holds."""
+        content: dict[str, Any] = {"delta": shards.delta}
+        if self._held.get(specs) != shards.held:
+            self._held[specs] = shards.held
             content["held"] = [[[box.name, list(box.start), list(box.stop)] for box in boxes] for boxes in shards.held]
         return content
 
@@ -96,10 +98,11 @@ class Receiver(ChannelReceiver):
 
     def __init__(self, device: torch.device, rank: int, options: dict[str, Any]) -> None:
         super().__init__(device, rank, options)
-        self._routes: dict[tuple[TensorSpec, ...], tuple[str, ShardReceiver]] = {}
-        """The last route by which such tensors came, and this rank's end of it."""
-        self._kept: tuple[tuple[str, str], ShardCache] | None = None
-        """The parts that were taken last, by which route, and where they are."""
+        self._receiver: ShardReceiver | None = None
+        self._held: list[tuple[tuple[TensorSpec, ...], Held]] = []
+        """The parts of the trainer's ranks, of each kind of refit."""
+        self._kept: tuple[tuple[tuple[TensorSpec, ...], str], ShardCache] | None = None
+        """The parts that were taken last, of which tensors, and where they are."""
         self.received_bytes = 0
         """Bytes that the last `take_shards` brought."""
 
@@ -108,53 +111,53 @@ class Receiver(ChannelReceiver):
 
     def take_shards(self, manifest: Manifest, layout: dict[str, Any], load: LoadParts, only_changed: bool) -> int:
         """Receive what the ranks of a sharded export send, and have it loaded; returns the sum of its digests. `layout` says
-        by which route and, where that is a new one, what they hold; with `only_changed` what is known not to have changed
-        need not be loaded."""
-        receiver = self._by_route(manifest.specs, layout)
-        digest = receiver.take(
+        whether changes alone may come and, where that is new, what the trainer's ranks hold; with `only_changed` what is known
+        not to have changed need not be loaded."""
+        if self._receiver is None:
+            self._receiver = self._connected()
+        digest = self._receiver.take(
+            manifest.specs,
+            self._held_of(manifest.specs, layout),
             lambda parts: load(*_assembled(parts)),
-            kept=self._kept_of(layout["route"], layout["delta"]),
+            kept=self._kept_of(manifest.specs, layout["delta"]),
             weight_version=manifest.weight_version,
             only_changed=only_changed,
         )
-        self.received_bytes = receiver.received_bytes
+        self.received_bytes = self._receiver.received_bytes
         return digest
 
     def close(self) -> None:
         self._kept = None
-        for _, receiver in self._routes.values():
-            receiver.close()
-        self._routes = {}
+        if self._receiver is not None:
+            self._receiver.close()
+        self._receiver, self._held = None, []
 
-    def _kept_of(self, route: str, where: str) -> ShardCache | None:
-        """Copies of what came by this route; those of others are given up. None where changes are not asked for."""
+    def _connected(self) -> ShardReceiver:
+        options = self.options
+        # The trainer's ranks tell what each rank wants, with each new plan.
+        route = ShardRoute(address=options["address"], name=options["name"], wanted=(), timeout_s=options["timeout_s"])
+        place = options["first_receiver"] + self.rank
+        return ShardReceiver(route=route, place=place, max_bytes=options["max_bucket_bytes"], device=self.device)
+
+    def _held_of(self, specs: tuple[TensorSpec, ...], layout: dict[str, Any]) -> Held:
+        """Return what the trainer's ranks hold of these tensors, as the layout says it or an earlier one did."""
+        if "held" in layout:
+            held = tuple(
+                tuple(ShardSlice(tensor, tuple(start), tuple(stop)) for tensor, start, stop in boxes)
+                for boxes in layout["held"]
+            )
+            self._held = [*(each for each in self._held if each[0] != specs), (specs, held)]
+        return next(held for known, held in self._held if known == specs)
+
+    def _kept_of(self, specs: tuple[TensorSpec, ...], where: str) -> ShardCache | None:
+        """Return the copies of these tensors' parts; those of others are given up. None where changes are not asked for."""
         if where == "off":
             self._kept = None
             return None
-        plan = route, where
-        if self._kept is None or self._kept[0] != plan:
-            self._kept = plan, ShardCache(self.device if where == "device" else torch.device("cpu"))
+        kind = specs, where
+        if self._kept is None or self._kept[0] != kind:
+            self._kept = kind, ShardCache(self.device if where == "device" else torch.device("cpu"))
         return self._kept[1]
-
-    def _by_route(self, specs: tuple[TensorSpec, ...], layout: dict[str, Any]) -> ShardReceiver:
-        known = self._routes.get(specs)
-        if known is None or known[0] != layout["route"]:
-            if known is not None:
-                known[1].close()
-            options = self.options
-            receiver = ShardReceiver(
-                specs=specs,
-                held=[
-                    [ShardSlice(tensor, tuple(start), tuple(stop)) for tensor, start, stop in boxes] for boxes in layout["held"]
-                ],
-                # What is wanted by it, the trainer's ranks tell in each refit.
-                route=ShardRoute(address=options["address"], name=layout["route"], wanted=(), timeout_s=options["timeout_s"]),
-                place=options["first_receiver"] + self.rank,
-                max_bytes=options["max_bucket_bytes"],
-                device=self.device,
-            )
-            self._routes[specs] = known = layout["route"], receiver
-        return known[1]
 
 
 def _wanted_by_each(specs: Sequence[TensorSpec], needs: Sequence[Needs]) -> list[list[ShardSlice]]:

@@ -13,7 +13,6 @@ from torch import Tensor
 from rlcore import spi
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_torchkit.refit.arrivals import refuse
-from rlcore_torchkit.refit.shard_route import plan_windows
 from rlcore_vllm.channels import make_sender
 from rlcore_vllm.channels.manifest import NO_PLACE, AdapterPlace, Manifest
 from rlcore_vllm.channels.shards import Route, meeting_host
@@ -84,9 +83,7 @@ class Transfer:
             self._receivers.start_all("begin", Manifest.of(export, self._lora, place).to_wire()).wait()
             told = self._receivers.start_all("needs", {}).wait()
             route = self._route.to(export.specs, [answer["needs"] for ranks in told for answer in ranks])
-            layout = self._route.layout(route, shards)
-            if "held" in layout:
-                plan_windows(export.specs, shards.held, route.wanted, shards.max_bucket_bytes)
+            layout = self._route.layout(export.specs, shards)
             pending = self._receivers.start_all("shards", {"layout": layout, "holds_weights": holds_weights})
             shards.route = route
             try:
