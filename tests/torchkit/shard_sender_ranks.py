@@ -104,7 +104,7 @@ def run_refits(rank: int, address: str) -> None:
     export.shards.route = route
     with ThreadPoolExecutor(1) as pool:
         planned = None if route is None else pool.submit(planned_anew, ends[0].group, export.shards.held, route)
-        with pytest.raises(RefitError, match="rank 0 wants 24 elements of c, of which 12 are held"):
+        with pytest.raises(RefitError, match=r"rank 0 .* 24 .* of c, .* 12"):
             list(export.buckets)
         assert planned is None or isinstance(planned.exception(), RefitError)
     for end in ends:

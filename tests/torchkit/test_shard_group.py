@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from rlcore.spi import RefitError, WorkerError
 from rlcore_torchkit.refit.shard_group import ProcessShardGroup
@@ -64,26 +65,26 @@ def test_a_rank_that_does_not_come_to_a_later_plan_is_an_error() -> None:
     ("plans", "expected"),
     [
         ([[], [], []], [3]),
-        ([[(0, 1, 2)], [(0, 2)], [(0, 1, 2)]], [3, 3]),
-        ([[(1, 2)], [(0, 1, 2), (1, 2)], [(0, 1), (1, 2)]], [3, 2, 3, 2]),
+        ([[(0, 1, 2)], [(0, 2)], [(0, 1, 2)]], [3, 3, 2]),
+        ([[(1, 2)], [(0, 1, 2), (1, 2)], [(0, 1), (1, 2)]], [3, 3, 2, 2]),
     ],
 )
 def test_later_plans_connect_ranks_that_are_not_connected_yet(
     plans: list[list[tuple[int, ...]]], expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the sizes of the groups that rank 1 makes."""
-    made, connected = list[int](), ProcessShardGroup._connected
+    """By the sizes of the groups; each of their ranks makes its own end."""
+    made, make = list[int](), dist.ProcessGroupGloo
 
-    def counted(group: ProcessShardGroup, name: str, ranks: Sequence[int]) -> Any:
-        made.extend([len(ranks)] if group.rank == 1 else [])
-        return connected(group, name, ranks)
+    def counted(at: Any, rank: int, size: int, timeout: Any) -> Any:
+        made.append(size)
+        return make(at, rank, size, timeout)
 
-    monkeypatch.setattr(ProcessShardGroup, "_connected", counted)
+    monkeypatch.setattr(dist, "ProcessGroupGloo", counted)
     at = store()
     groups = [group_in(route_in(at), rank, 3) for rank in range(3)]
     for number, sharing in enumerate(plans):
         together(*(partial(group.agree, number, "plan", sharing) for group in groups))
-    assert made == expected
+    assert sorted(made) == sorted(size for size in expected for _ in range(size))
     for group in groups:
         group.close()
 

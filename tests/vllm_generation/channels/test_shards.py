@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.distributed as dist
 from attrs import evolve
 from channel_support import CPU, here, specs_of, tensors_of
 
@@ -191,20 +192,20 @@ def test_what_no_rank_needs_is_taken_by_one(trial):
     ],
 )
 def test_a_group_lasts_as_long_as_its_ranks(told, counts, restarts_at, num_groups, trial, monkeypatch):
-    made, connected = [], ProcessShardGroup._connected
+    """All ranks are in one of four; sets of two or three of them share."""
+    made, make = [], dist.ProcessGroupGloo
 
-    def counted(group, name, ranks):
-        made.append((group, name))
-        return connected(group, name, ranks)
+    def counted(at, rank, size, timeout):
+        made.append((size, rank))
+        return make(at, rank, size, timeout)
 
-    monkeypatch.setattr(ProcessShardGroup, "_connected", counted)
+    monkeypatch.setattr(dist, "ProcessGroupGloo", counted)
     for seed, (needs, count) in enumerate(zip(told, counts, strict=True)):
         if seed == restarts_at:
             trial.connect()
         _, found = trial.refit(seed, needs, count=count)
         assert not any(isinstance(each, Exception) for each in found)
-    assert sorted(group.rank for group, name in made if name == "group") == sorted([0, 1, 2, 3] * num_groups)
-    assert len({*made}) == len(made), "each set of ranks that share"
+    assert sorted(rank for size, rank in made if size == 4) == sorted([0, 1, 2, 3] * num_groups)
 
 
 def test_what_a_trainer_holds_may_change(trial):

@@ -1,6 +1,7 @@
 """Which channel weights take: the cheapest that both sides declare on the device, as configured, or the one that is forced."""
 
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -16,6 +17,7 @@ from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAK
 
 EVERY = ("in_process", "shared_memory", "cuda_ipc", "nccl", "directory")
 """What the providers of these tests declare: a channel that is added changes none of these choices."""
+APART = ("cluster.gpus_per_node=2", "cluster.placement=separate", "cluster.generator_gpus_per_node=1")
 THERE_ON_CPU = "On cpu there are " + ", ".join(
     one.name
     for one in sorted(installed_channels().values(), key=attrgetter("cost"))
@@ -142,6 +144,37 @@ def test_parts_travel_between_devices_where_they_are_asked_for(prepared: Callabl
     assert prepared(*options, *apart, registry=both).channel == ("nccl" if device == "cuda" else "in_process")
     with pytest.raises(PluginError, match="Wanted: shards"):
         prepared(*options, "refit.channel=shards", registry=both)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "generator", "options", "expected"),
+    [
+        ((*EVERY, "shards"), (*EVERY, "shards"), APART, "nccl"),
+        (("nccl", "shards"), ("nccl", "shards"), APART, "nccl"),
+        ((*EVERY, "shards"), (*EVERY, "shards"), (*APART, "refit.delta=device"), "shards"),
+        ((*EVERY, "shards"), (*EVERY, "shards"), (), "cuda_ipc"),
+        (("shards",), ("shards",), (), None),
+        (("shards", "directory"), (*EVERY, "shards"), APART, "shards"),
+        ((*EVERY, "shards"), ("shards", "directory"), APART, "shards"),
+    ],
+)
+def test_parts_are_chosen_only_where_whole_tensors_have_no_channel_between_devices(
+    prepared: Callable[..., RunPlan],
+    trainer: tuple[str, ...],
+    generator: tuple[str, ...],
+    options: tuple[str, ...],
+    expected: str | None,
+) -> None:
+    """Between GPUs of a machine broadcasts are the faster of the two, unless changes alone are asked for."""
+    delta = frozenset({capabilities.DELTA_REFIT})
+    sides = (declaring(FAKE_TRAINER, *trainer), declaring(FAKE_GENERATOR, *generator))
+    both = registry(*(evolve(provider, capabilities=provider.capabilities | delta) for provider in sides))
+    call = partial(prepared, "run.device=cuda", "model.dtype=float32", *options, registry=both)
+    if expected is None:
+        with pytest.raises(PluginError, match="no channel brings weights"):
+            call()
+    else:
+        assert call().channel == expected
 
 
 def test_changes_alone_need_a_channel_and_two_sides_that_know_them(prepared: Callable[..., RunPlan]) -> None:

@@ -2,9 +2,11 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence, Set
 from contextlib import nullcontext
+from functools import cached_property
 from math import prod
+from typing import TypeAlias
 
 import torch
 from attrs import frozen
@@ -21,6 +23,9 @@ from rlcore_torchkit.refit.shard_transfer import Bucket, ShardTransfer, Transfer
 
 PIECES_PER_WINDOW = 4
 """A part is cut into so many pieces at most where replicas can share it."""
+
+
+Part: TypeAlias = tuple[TensorSpec, ShardSlice]
 
 
 @frozen(kw_only=True)
@@ -42,7 +47,7 @@ def plan_windows(
         Window(
             specs=tuple(run),
             buckets=make_bucket_list(
-                plan_pieces(run, parts[0][number], parts[1][number], max(1, max_bytes // PIECES_PER_WINDOW)), max_bytes
+                run, plan_pieces(run, parts[0][number], parts[1][number], max(1, max_bytes // PIECES_PER_WINDOW)), max_bytes
             ),
         )
         for number, run in enumerate(runs)
@@ -91,15 +96,14 @@ class ShardEnd:
         self,
         number: int,
         held: Mapping[ShardSlice, Tensor],
-        wanted: Mapping[ShardSlice, Tensor],
+        wanted: MutableMapping[ShardSlice, Tensor],
         *,
         last: Mapping[ShardSlice, Tensor] | None = None,
         in_step: Set[int] | None = None,
     ) -> TransferStats:
         """A window's pieces, as ShardTransfer.run."""
-        window = self.windows[number]
         transfer = ShardTransfer(
-            specs=window.specs, buckets=window.buckets, num_senders=self._num_senders, group=self.group, device=self._device
+            buckets=self.windows[number].buckets, num_senders=self._num_senders, group=self.group, device=self._device
         )
         return transfer.run(held, wanted, last=last, in_step=in_step)
 
@@ -115,18 +119,15 @@ class ShardEnd:
 
         With `kept` changes alone may come: to these copies, which are of `weight_version` then. With `only_changed` tensors are
         not loaded of which all parts are as they were."""
-        wanted, total = self.wanted[self._rank - self._num_senders], TransferStats(digest=0)
-        of_name: dict[str, list[ShardSlice]] = defaultdict(list)
-        for box in wanted:
-            of_name[box.name].append(box)
+        total = TransferStats(digest=0)
         if kept is not None:
-            kept.require(wanted)
+            kept.require(self.wanted[self._rank - self._num_senders])
         in_step = None if kept is None else self.in_step(kept.version)
         with nullcontext() if kept is None else kept.changing(weight_version):
-            for number, window in enumerate(self.windows):
-                parts = [(spec, box) for spec in window.specs for box in of_name.get(spec.name, ())]
+            for number, (parts, empty) in enumerate(self._wanted_parts):
+                given = empty if kept is None else parts
                 tensors = {
-                    box: self._empty(spec, box) if kept is None else kept.on(self._device, spec, box) for spec, box in parts
+                    box: self._empty(spec, box) if kept is None else kept.on(self._device, spec, box) for spec, box in given
                 }
                 moved = self.run(number, {}, tensors, in_step=in_step)
                 if kept is not None:
@@ -160,6 +161,15 @@ class ShardEnd:
 
     def _empty(self, spec: TensorSpec, box: ShardSlice) -> Tensor:
         return torch.empty(box.shape, dtype=getattr(torch, spec.dtype), device=self._device)
+
+    @cached_property
+    def _wanted_parts(self) -> list[tuple[list[Part], list[Part]]]:
+        """The parts that this rank receives in each window, in the order of the tensors, and those without elements."""
+        of_name: dict[str, list[ShardSlice]] = defaultdict(list)
+        for box in self.wanted[self._rank - self._num_senders]:
+            of_name[box.name].append(box)
+        windows = [[(spec, box) for spec in window.specs for box in of_name.get(spec.name, ())] for window in self.windows]
+        return [(parts, [part for part in parts if not part[1].size]) for parts in windows]
 
 
 def _runs(specs: Sequence[TensorSpec], max_bytes: int) -> Iterator[list[TensorSpec]]:

@@ -5,7 +5,10 @@ themselves.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, MutableMapping, Sequence, Set
+from functools import cached_property
+from itertools import accumulate
+from math import prod
 
 import torch
 from attrs import frozen
@@ -14,13 +17,50 @@ from torch import Tensor
 from rlcore.schema.suggestions import listed
 from rlcore.spi import RefitError
 from rlcore.spi.weights import TensorSpec
+from rlcore_torchkit.refit.copies import copy_each
 from rlcore_torchkit.refit.delta_encoding import encode, patch
-from rlcore_torchkit.refit.digest import tensor_digest
+from rlcore_torchkit.refit.digest import tensor_digests
 from rlcore_torchkit.refit.shard_group import ShardGroup
 from rlcore_torchkit.refit.shard_plan import Piece, ShardSlice
 
 _ALIGNMENT = 16
 _MAX_NAMED = 5
+
+
+@frozen
+class _Place:
+    """A piece's place in its bucket, in the sender's part and in the receivers'. Worked out once for all refits of a plan."""
+
+    piece: Piece
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    start: int
+    """Elements of the dtype from the bucket's first byte to the piece."""
+    of_held: tuple[slice, ...] | None
+    """None if the piece is the whole part."""
+    of_wanted: tuple[slice, ...] | None
+
+    @classmethod
+    def of(cls, piece: Piece, dtype: torch.dtype, start_bytes: int) -> "_Place":
+        box, shape = piece.box, piece.box.shape
+        return cls(
+            piece=piece,
+            dtype=dtype,
+            shape=shape,
+            strides=tuple(prod(shape[dim + 1 :]) for dim in range(len(shape))),
+            start=start_bytes // dtype.itemsize,
+            of_held=None if box == piece.held else box.within(piece.held),
+            of_wanted=None if box == piece.wanted else box.within(piece.wanted),
+        )
+
+    def held_in(self, parts: Mapping[ShardSlice, Tensor]) -> Tensor:
+        part = parts[self.piece.held]
+        return part if self.of_held is None else part[self.of_held]
+
+    def wanted_in(self, parts: Mapping[ShardSlice, Tensor]) -> Tensor:
+        part = parts[self.piece.wanted]
+        return part if self.of_wanted is None else part[self.of_wanted]
 
 
 @frozen(kw_only=True, eq=False)
@@ -32,10 +72,12 @@ class Bucket:
     sender: int
     receivers: tuple[int, ...]
     pieces: Sequence[Piece]
+    dtypes: Sequence[torch.dtype]
+    """The dtype of each piece."""
 
     @property
     def num_bytes(self) -> int:
-        return sum(map(_aligned, self.pieces)) + 8
+        return self._ends[-1] + 8
 
     def slices(self, num_bytes: int) -> list[slice]:
         """Return the slice of a message of so many bytes that the sender gives each receiver, all equally long but the last."""
@@ -48,23 +90,27 @@ class Bucket:
         """The bytes of such slices together, were they all of the same length."""
         return self._share(num_bytes) * len(self.receivers)
 
-    def packed(self, dtypes: Mapping[str, torch.dtype], read: Callable[[Piece], Tensor], device: torch.device) -> Tensor:
+    def packed(self, read: Callable[[_Place], Tensor], device: torch.device) -> Tensor:
         """uint8 of `num_bytes`, with the digest left open."""
-        buffer, stop = torch.empty(self.num_bytes, dtype=torch.uint8, device=device), 0
-        for piece, part in self._parts(buffer, dtypes):
-            part.copy_(read(piece))
-            stop += _aligned(piece)
-            buffer[stop - _aligned(piece) + piece.num_bytes : stop] = 0
+        buffer = torch.empty(self.num_bytes, dtype=torch.uint8, device=device)
+        for gap in self._gaps:
+            buffer[gap] = 0
+        copy_each(self._parts(buffer), [read(place) for place in self._places])
         return buffer
 
-    def unpacked(self, buffer: Tensor, dtypes: Mapping[str, torch.dtype], wanted: Mapping[ShardSlice, Tensor]) -> int | None:
-        """The digest; None, and nothing taken, where the bucket is not as it was sent."""
-        digest = tensor_digest(buffer[:-8])
-        if digest != int(buffer[-8:].view(torch.int64)) % 2**64:
-            return None
-        for piece, part in self._parts(buffer, dtypes):
-            wanted[piece.wanted][piece.box.within(piece.wanted)].copy_(part)
-        return digest
+    def unpack(self, buffer: Tensor, wanted: MutableMapping[ShardSlice, Tensor]) -> None:
+        """Copy the pieces into the wanted parts. Parts that `wanted` lacks are added: views of the buffer if one piece each."""
+        places, parts = list[Tensor](), list[Tensor]()
+        for place, part in zip(self._places, self._parts(buffer), strict=True):
+            box = place.piece.wanted
+            if box not in wanted and place.of_wanted is None:
+                wanted[box] = part
+                continue
+            if box not in wanted:
+                wanted[box] = part.new_empty(box.shape)
+            places.append(place.wanted_in(wanted))
+            parts.append(part)
+        copy_each(places, parts)
 
     def changed(self, one: Tensor, other: Tensor) -> frozenset[ShardSlice]:
         """The parts whose pieces differ between two such buffers."""
@@ -87,11 +133,30 @@ class Bucket:
             return num_bytes
         return _round_up(-(-num_bytes // len(self.receivers)))
 
-    def _parts(self, buffer: Tensor, dtypes: Mapping[str, torch.dtype]) -> Iterator[tuple[Piece, Tensor]]:
-        start = 0
-        for piece in self.pieces:
-            yield piece, buffer[start : start + piece.num_bytes].view(dtypes[piece.box.name]).view(piece.box.shape)
-            start += _aligned(piece)
+    def _parts(self, buffer: Tensor) -> list[Tensor]:
+        """Views of the buffer as its pieces: each is made at once, from the buffer in its dtype."""
+        whole = {dtype: buffer[:-8].view(dtype) for dtype in {*self.dtypes}}
+        firsts = {dtype: view.storage_offset() for dtype, view in whole.items()}
+        return [
+            whole[place.dtype].as_strided(place.shape, place.strides, firsts[place.dtype] + place.start)
+            for place in self._places
+        ]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """The bytes up to the end of each piece, with what fills it up."""
+        return list(accumulate(map(_aligned, self.pieces)))
+
+    @cached_property
+    def _places(self) -> list[_Place]:
+        starts = [0, *self._ends[:-1]]
+        return list(map(_Place.of, self.pieces, self.dtypes, starts))
+
+    @cached_property
+    def _gaps(self) -> list[slice]:
+        """What fills up pieces."""
+        gaps = [slice(end - _aligned(piece) + piece.num_bytes, end) for piece, end in zip(self.pieces, self._ends, strict=True)]
+        return [gap for gap in gaps if gap.start < gap.stop]
 
 
 @frozen(kw_only=True)
@@ -118,7 +183,6 @@ class TransferStats:
 class ShardTransfer:
     """Carries out a plan in a process group: first the trainer's ranks, behind them the generator's."""
 
-    specs: Sequence[TensorSpec]
     buckets: Sequence[Bucket]
     num_senders: int
     group: ShardGroup
@@ -127,57 +191,55 @@ class ShardTransfer:
     def run(
         self,
         held: Mapping[ShardSlice, Tensor],
-        wanted: Mapping[ShardSlice, Tensor],
+        wanted: MutableMapping[ShardSlice, Tensor],
         *,
         last: Mapping[ShardSlice, Tensor] | None = None,
         in_step: Set[int] | None = None,
     ) -> TransferStats:
         """Send from `held`, cast to the announced dtype, and receive into `wanted`; every rank of the group calls it.
 
-        `in_step` is None on all of them or on none. In a bucket for ranks that are all among the sender's `in_step` changes
-        alone travel: to what a sender has in `last`, the boxes of its pieces, and a receiver in `wanted`. RefitError, once all
-        has travelled, names what changed on the way. Of the buckets between a sender and some receivers one is in memory at
-        a time.
+        Parts that `wanted` lacks are added. `in_step` is None on all ranks or on none. In a bucket for ranks that are all among
+        the sender's `in_step` changes alone travel: to what a sender has in `last`, the boxes of its pieces, and a receiver in
+        `wanted`. RefitError, once all has travelled, names what changed on the way. Of the buckets between a sender and some
+        receivers one is on its way at a time.
         """
-        dtypes: dict[str, torch.dtype] = {spec.name: getattr(torch, spec.dtype) for spec in self.specs}
         own, moved, wrong = self.group.rank, TransferStats(digest=0), list[str]()
         mine = [bucket for bucket in self.buckets if own == bucket.sender or own in self._takers(bucket)]
         for number in range(1 + max((bucket.number for bucket in mine), default=-1)):
-            leaving, arriving = list[tuple[Bucket, Tensor]](), list[Bucket]()
-            for bucket in (bucket for bucket in mine if bucket.number == number):
-                if bucket.sender == own:
-                    by_changes = in_step is not None and in_step >= {*self._takers(bucket)}
-                    message, digest = self._message(bucket, dtypes, held, last if by_changes else None)
-                    weighed = sum(bucket.weighed(digest, receiver) for receiver in bucket.receivers)
-                    moved += TransferStats(digest=weighed, sent_bytes=len(message))
-                    leaving.append((bucket, message))
-                else:
-                    arriving.append(bucket)
-            messages = self._exchanged(leaving, arriving, are_told=in_step is not None)
-            for bucket, message in zip(arriving, messages, strict=True):
-                found = self._taken(bucket, message, dtypes, wanted)
+            at_once = [bucket for bucket in mine if bucket.number == number]
+            leaving = [bucket for bucket in at_once if bucket.sender == own]
+            arriving = [bucket for bucket in at_once if bucket.sender != own]
+            sent, digests = self._messages(leaving, held, last, in_step)
+            for bucket, message, digest in zip(leaving, sent, digests, strict=True):
+                weighed = sum(bucket.weighed(digest, receiver) for receiver in bucket.receivers)
+                moved += TransferStats(digest=weighed, sent_bytes=len(message))
+            messages = self._exchanged(list(zip(leaving, sent, strict=True)), arriving, are_told=in_step is not None)
+            for bucket, message, found in zip(arriving, messages, self._taken(arriving, messages, wanted), strict=True):
                 wrong += [] if found else [f"{piece.box.name} from rank {bucket.sender}" for piece in bucket.pieces]
                 moved += (found or TransferStats(digest=0)) + TransferStats(digest=0, received_bytes=len(message))
         if wrong:
             raise RefitError(f"refit: {len(wrong)} piece(s) changed on the way: {listed(wrong, _MAX_NAMED)}")
         return moved
 
-    def _message(
+    def _messages(
         self,
-        bucket: Bucket,
-        dtypes: Mapping[str, torch.dtype],
+        leaving: Sequence[Bucket],
         held: Mapping[ShardSlice, Tensor],
         last: Mapping[ShardSlice, Tensor] | None,
-    ) -> tuple[Tensor, int]:
-        """The bucket, or what has changed in it where that is less, sealed with the digest of the bucket, which is returned."""
-        buffer = bucket.packed(dtypes, lambda piece: held[piece.held].detach()[piece.box.within(piece.held)], self.device)
-        digest = tensor_digest(buffer[:-8])
-        if last is not None:
-            before = bucket.packed(dtypes, lambda piece: last[piece.box], self.device)
-            code = encode(buffer[:-8], before[:-8])
-            buffer = buffer if code is None else torch.cat([code, code.new_empty(8)])
-        buffer[-8:].view(torch.int64).fill_(digest - 2**64 if digest >= 2**63 else digest)
-        return buffer, digest
+        in_step: Set[int] | None,
+    ) -> tuple[list[Tensor], list[int]]:
+        """Return each bucket, or what has changed in it where that is less, sealed with the digest of the bucket, and the
+        digests."""
+        buffers = [bucket.packed(lambda place: place.held_in(held), self.device) for bucket in leaving]
+        digests = tensor_digests(buffer[:-8] for buffer in buffers)
+        for index, (bucket, digest) in enumerate(zip(leaving, digests, strict=True)):
+            if last is not None and in_step is not None and in_step >= {*self._takers(bucket)}:
+                before = bucket.packed(lambda place: last[place.piece.box], self.device)
+                code = encode(buffers[index][:-8], before[:-8])
+                if code is not None:
+                    buffers[index] = torch.cat([code, code.new_empty(8)])
+            buffers[index][-8:].view(torch.int64).fill_(digest - 2**64 if digest >= 2**63 else digest)
+        return buffers, digests
 
     def _takers(self, bucket: Bucket) -> tuple[int, ...]:
         """The bucket's receivers, as ranks of the group."""
@@ -220,27 +282,42 @@ class ShardTransfer:
         return sizes
 
     def _taken(
-        self, bucket: Bucket, message: Tensor, dtypes: Mapping[str, torch.dtype], wanted: Mapping[ShardSlice, Tensor]
-    ) -> TransferStats | None:
-        """Take a bucket; None, and nothing taken, if it differs from the one that was sent."""
-        changed = frozenset(piece.wanted for piece in bucket.pieces)
-        if len(message) < bucket.num_bytes:
-            before = bucket.packed(dtypes, lambda piece: wanted[piece.wanted][piece.box.within(piece.wanted)], self.device)
-            whole = before.clone()
-            try:
-                patch(whole[:-8], message[:-8])
-            except RefitError:  # told once all has travelled: others wait for this rank
-                return None
-            whole[-8:] = message[-8:]
-            message, changed = whole, bucket.changed(whole, before)
-        digest = bucket.unpacked(message, dtypes, wanted)
-        if digest is None:
-            return None
-        return TransferStats(digest=bucket.weighed(digest, self.group.rank - self.num_senders), changed=changed)
+        self, buckets: Sequence[Bucket], messages: Sequence[Tensor], wanted: MutableMapping[ShardSlice, Tensor]
+    ) -> list[TransferStats | None]:
+        """Take buckets; None for one that differs from what was sent, of which nothing is taken."""
+        own = self.group.rank - self.num_senders
+        wholes = [self._whole(bucket, message, wanted) for bucket, message in zip(buckets, messages, strict=True)]
+        digests = tensor_digests(whole[:-8] for whole, _ in wholes)
+        tails = torch.cat([whole[-8:] for whole, _ in wholes]).view(torch.int64).tolist() if wholes else []
+        found = list[TransferStats | None]()
+        for bucket, (whole, changed), digest, sent in zip(buckets, wholes, digests, tails, strict=True):
+            if changed is None or digest != sent % 2**64:
+                found.append(None)
+                continue
+            bucket.unpack(whole, wanted)
+            found.append(TransferStats(digest=bucket.weighed(digest, own), changed=changed))
+        return found
+
+    def _whole(
+        self, bucket: Bucket, message: Tensor, wanted: Mapping[ShardSlice, Tensor]
+    ) -> tuple[Tensor, frozenset[ShardSlice] | None]:
+        """Return a bucket from its message, which may hold changes alone, and the parts that differ from the wanted ones. These
+        are None for a message that is no code of changes."""
+        if len(message) == bucket.num_bytes:
+            return message, frozenset(piece.wanted for piece in bucket.pieces)
+        before = bucket.packed(lambda place: place.wanted_in(wanted), self.device)
+        whole = before.clone()
+        try:
+            patch(whole[:-8], message[:-8])
+        except RefitError:  # told once all has travelled: others wait for this rank
+            return before, None
+        whole[-8:] = message[-8:]
+        return whole, bucket.changed(whole, before)
 
 
-def make_bucket_list(pieces: Sequence[Piece], max_bucket_bytes: int) -> tuple[Bucket, ...]:
+def make_bucket_list(specs: Sequence[TensorSpec], pieces: Sequence[Piece], max_bucket_bytes: int) -> tuple[Bucket, ...]:
     """The buckets of each sender for the same receivers, of at most so many bytes or with one piece that is larger."""
+    dtypes: dict[str, torch.dtype] = {spec.name: getattr(torch, spec.dtype) for spec in specs}
     between: dict[tuple[int, tuple[int, ...]], list[list[Piece]]] = defaultdict(list)
     last: dict[tuple[int, tuple[int, ...]], int] = {}
     """The bytes of the last bucket so far."""
@@ -253,7 +330,13 @@ def make_bucket_list(pieces: Sequence[Piece], max_bucket_bytes: int) -> tuple[Bu
         runs[-1].append(piece)
         last[pair] += num_bytes
     return tuple(
-        Bucket(number=number, sender=sender, receivers=receivers, pieces=tuple(run))
+        Bucket(
+            number=number,
+            sender=sender,
+            receivers=receivers,
+            pieces=tuple(run),
+            dtypes=tuple(dtypes[piece.box.name] for piece in run),
+        )
         for (sender, receivers), runs in between.items()
         for number, run in enumerate(runs)
     )

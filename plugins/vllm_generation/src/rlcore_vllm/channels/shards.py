@@ -27,6 +27,7 @@ from rlcore.spi import (
     TensorSpec,
 )
 from rlcore_torchkit.distributed.process_group import is_loopback, listening_store
+from rlcore_torchkit.refit.copies import copy_each
 from rlcore_torchkit.refit.shard_cache import ShardCache
 from rlcore_torchkit.refit.shard_receiver import ShardReceiver
 from rlcore_torchkit.refit.shard_slices import add_unwanted, whole_slice
@@ -181,15 +182,19 @@ def _wanted(specs: Sequence[TensorSpec], needs: Needs) -> list[ShardSlice]:
 def _assembled(parts: Sequence[tuple[TensorSpec, ShardSlice, Tensor]]) -> tuple[dict[str, Tensor], set[str]]:
     """Tensors of their full shapes, and the names of those of which other parts hold any values."""
     tensors, missing = dict[str, Tensor](), dict[str, int]()
+    places, copied = list[Tensor](), list[Tensor]()
     for spec, box, part in parts:
-        whole = whole_slice(spec)
-        if box == whole:
+        if part.shape == spec.shape:
             tensors[spec.name] = part
             continue
-        if spec.name not in tensors:
-            tensors[spec.name], missing[spec.name] = part.new_empty(spec.shape), whole.size
-        tensors[spec.name][box.within(whole)].copy_(part)
-        missing[spec.name] -= box.size
+        whole = tensors.get(spec.name)
+        if whole is None:
+            whole = tensors[spec.name] = part.new_empty(spec.shape)
+            missing[spec.name] = whole.numel()
+        places.append(whole[tuple(map(slice, box.start, box.stop))])
+        copied.append(part)
+        missing[spec.name] -= part.numel()
+    copy_each(places, copied)
     return tensors, {name for name, num_elements in missing.items() if num_elements}
 
 
