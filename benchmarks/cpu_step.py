@@ -1,13 +1,13 @@
 """One GRPO step on CPU: rlcore, TRL's GRPOTrainer and a bare torch loop at identical work, interleaved.
 
     .venv/bin/python benchmarks/cpu_step.py                 # makes .venv-trl for TRL the first time
-    .venv/bin/python benchmarks/cpu_step.py --cases one --rounds 5
+    .venv/bin/python benchmarks/cpu_step.py --cases one --steps 30
     .venv/bin/python benchmarks/cpu_step.py --quick         # a tiny shape and few steps, to try the script
 
 Work of a step: 16 prompts × 8 samples × at most 32 tokens of a Qwen3 shape (hidden 256, 4 layers, 8 heads, 2 KV heads,
 vocabulary 512, float32), AdamW. Rewards are random but fixed. `one`: one update on all 128 samples; `four`: four updates on 32
-each; `kl`: one, with a KL term against a reference policy. Each contestant runs in a process of its own, in turns, so that a
-disturbance hits all.
+each; `kl`: one, with a KL term against a reference policy. Each contestant is a process with a thread for each core. The
+processes take turns step by step, while the others wait, so that a disturbance hits all. Ratios are medians over the turns.
 """
 
 import argparse
@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,17 +32,23 @@ NUM_PROMPTS, GROUP, NUM_TOKENS = 16, 8, 32
 NUM_ROWS, PROMPT_LENGTH = 256, 12
 WARM_UP = 2
 TRL_REQUIREMENTS = ("trl==1.16.0", "transformers==5.19.0")
+STEP_ENDED, PHASES = "step ended", "phases "
+"""Lines by which a contestant reports a step, after which it waits for a line; and in the end its phases."""
 
 
-def run_rlcore(model: str, case: str, num_steps: int) -> dict[str, Any]:
+def wait_for_turn() -> None:
+    print(f"\n{STEP_ENDED}", flush=True)
+    sys.stdin.readline()
+
+
+def run_rlcore(model: str, case: str, num_steps: int) -> dict[str, float]:
     from letters_environment import PROVIDER
 
     updates, kl = CASES[case]
-    stamps: list[float] = []
 
-    class Stamps:
+    class Turns:
         def step(self, step: int, metrics: dict[str, float]) -> None:
-            stamps.append(time.time())
+            wait_for_turn()
 
         def __getattr__(self, name: str) -> Any:
             return lambda *arguments: None
@@ -64,22 +69,22 @@ def run_rlcore(model: str, case: str, num_steps: int) -> dict[str, Any]:
         "training.minibatches_per_step": updates,
         "optimizer.learning_rate": 1e-5,
     }
-    summary = train_rlcore(keys, Stamps(), environment=PROVIDER)
-    return {"stamps": stamps, "phases": summary["step_time_median_s"]}
+    times: dict[str, float] = train_rlcore(keys, Turns(), environment=PROVIDER)["step_time_median_s"]
+    return times
 
 
-def run_trl(model: str, case: str, num_steps: int) -> dict[str, Any]:
+def run_trl(model: str, case: str, num_steps: int) -> dict[str, float]:
     import torch
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     updates, kl = CASES[case]
-    stamps: list[float] = []
 
-    class Stamps(TrainerCallback):
-        def on_step_end(self, *arguments: Any, **options: Any) -> None:
-            stamps.append(time.time())
+    class Turns(TrainerCallback):
+        def on_step_end(self, arguments: Any, state: Any, *others: Any, **options: Any) -> None:
+            if state.global_step % updates == 0:
+                wait_for_turn()
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.pad_token = tokenizer.eos_token
@@ -106,13 +111,13 @@ def run_trl(model: str, case: str, num_steps: int) -> dict[str, Any]:
             args=config,
             train_dataset=Dataset.from_dict({"prompt": texts(NUM_ROWS, PROMPT_LENGTH)}),
             processing_class=tokenizer,
-            callbacks=[Stamps()],
+            callbacks=[Turns()],
         )
         trainer.train()
-    return {"stamps": stamps[updates - 1 :: updates], "phases": {}}
+    return {}
 
 
-def run_bare(model: str, case: str, num_steps: int) -> dict[str, Any]:
+def run_bare(model: str, case: str, num_steps: int) -> dict[str, float]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -122,7 +127,7 @@ def run_bare(model: str, case: str, num_steps: int) -> dict[str, Any]:
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, use_safetensors=True) if kl else None
     tokenizer = AutoTokenizer.from_pretrained(model)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-5, weight_decay=0.0)
-    prompts, stamps, eos = texts(NUM_ROWS, PROMPT_LENGTH), [], tokenizer.eos_token_id
+    prompts, eos = texts(NUM_ROWS, PROMPT_LENGTH), tokenizer.eos_token_id
 
     def logprobs(network: Any, ids: Any) -> Any:
         logits = network(ids, logits_to_keep=NUM_TOKENS + 1).logits[:, :-1]
@@ -161,22 +166,49 @@ def run_bare(model: str, case: str, num_steps: int) -> dict[str, Any]:
             torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-        stamps.append(time.time())
-    return {"stamps": stamps, "phases": {}}
+        wait_for_turn()
+    return {}
 
 
-def measure(contestant: str, python: str, model: str, case: str, num_steps: int) -> dict[str, Any]:
-    """Step times and start-up of one process."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    start = time.time()
-    command = [python, __file__, "--contestant", contestant, "--model", model, "--cases", case, "--steps", str(num_steps)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        sys.exit(f"{contestant} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    result = json.loads(done.stdout.splitlines()[-1])
-    stamps = result["stamps"]
-    steps = [after - before for before, after in pairwise(stamps)]
-    return {"start_up": stamps[0] - start, "steps": steps[WARM_UP - 1 :], "phases": result["phases"]}
+class Contestant:
+    """A process that makes a step whenever it is told to."""
+
+    def __init__(self, name: str, python: str, model: str, case: str, num_steps: int) -> None:
+        """Start it and wait for its first step."""
+        threads = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+        command = [python, __file__, "--contestant", name, "--model", model, "--cases", case, "--steps", str(num_steps)]
+        self.name, self.log = name, tempfile.TemporaryFile("w+")  # noqa: SIM115
+        start = time.perf_counter()
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self.log, text=True, env=environment)
+        self._read_until(STEP_ENDED)
+        self.start_up = time.perf_counter() - start
+
+    def step(self) -> float:
+        """Seconds of its next step."""
+        start = time.perf_counter()
+        self._go_on()
+        self._read_until(STEP_ENDED)
+        return time.perf_counter() - start
+
+    def finish(self) -> dict[str, float]:
+        """Let it end after its last step; return the seconds of its phases."""
+        self._go_on()
+        phases: dict[str, float] = json.loads(self._read_until(PHASES).removeprefix(PHASES))
+        return phases
+
+    def _go_on(self) -> None:
+        assert self.process.stdin is not None
+        print(file=self.process.stdin, flush=True)
+
+    def _read_until(self, beginning: str) -> str:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(beginning):
+                return line
+        self.log.seek(0)
+        sys.exit(f"{self.name} failed:\n{self.log.read()[-4000:]}")
 
 
 def trl_python() -> str:
@@ -195,8 +227,7 @@ def trl_python() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="a tiny shape, few steps, and no TRL where it is not installed")
     parser.add_argument("--trl-python", help="an interpreter that has TRL, instead of making .venv-trl")
     parser.add_argument("--contestant", choices=CONTESTANTS, help=argparse.SUPPRESS)
@@ -204,19 +235,32 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.contestant:
         run = {"rlcore": run_rlcore, "trl": run_trl, "bare": run_bare}[arguments.contestant]
-        print(json.dumps(run(arguments.model, arguments.cases[0], arguments.steps)))
+        print("\n" + PHASES + json.dumps(run(arguments.model, arguments.cases[0], arguments.steps)))
         return
 
     pythons = interpreters(arguments.trl_python, arguments.quick)
-    num_rounds, num_steps = (1, WARM_UP + 1) if arguments.quick else (arguments.rounds, arguments.steps)
+    num_steps = WARM_UP + 1 if arguments.quick else arguments.steps
     with tempfile.TemporaryDirectory() as directory:
         model = write_model(Path(directory) / "model", "tiny" if arguments.quick else "3m", "cpu", "float32")
         for case in arguments.cases:
-            found: dict[str, list[dict[str, Any]]] = {contestant: [] for contestant in pythons}
-            for _ in range(num_rounds):
-                for contestant, python in pythons.items():
-                    found[contestant].append(measure(contestant, python, str(model), case, num_steps))
-            report(case, found)
+            measure(
+                case, [Contestant(name, python, str(model), case, num_steps) for name, python in pythons.items()], num_steps
+            )
+
+
+def measure(case: str, contestants: list[Contestant], num_steps: int) -> None:
+    """Take turns, and print a table of one case."""
+    turns = [{one.name: one.step() for one in contestants} for _ in range(1, num_steps)][WARM_UP - 1 :]
+    phases = {one.name: one.finish() for one in contestants}
+    print(f"\n{case}: {CASES[case][0]} update(s), KL coefficient {CASES[case][1]}, {len(turns)} turns")
+    print(f"{'':10}{'median step s':>15}{'× TRL':>8}{'× bare':>8}{'start to first step s':>23}")
+    for one in contestants:
+        ratios = [
+            f"{median(turn[one.name] / turn[other] for turn in turns):>8.2f}" if other in turns[0] else f"{'-':>8}"
+            for other in ("trl", "bare")
+        ]
+        print(f"{one.name:10}{median(turn[one.name] for turn in turns):>15.3f}{''.join(ratios)}{one.start_up:>23.1f}")
+    print("rlcore by phase: " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in phases["rlcore"].items()))
 
 
 def interpreters(given: str | None, quick: bool) -> dict[str, str]:
@@ -228,19 +272,6 @@ def interpreters(given: str | None, quick: bool) -> dict[str, str]:
         print("TRL is not installed here, so it is left out; --trl-python names an interpreter that has it")
         del pythons["trl"]
     return pythons
-
-
-def report(case: str, found: dict[str, list[dict[str, Any]]]) -> None:
-    """A table of one case."""
-    steps = {name: median(step for run in runs for step in run["steps"]) for name, runs in found.items()}
-    starts = {name: median(run["start_up"] for run in runs) for name, runs in found.items()}
-    print(f"\n{case}: {CASES[case][0]} update(s), KL coefficient {CASES[case][1]}")
-    print(f"{'':10}{'median step s':>15}{'× TRL':>8}{'× bare':>8}{'start to first step s':>23}")
-    for name in found:
-        ratios = "".join(f"{steps[name] / steps[other]:>8.2f}" if other in steps else f"{'-':>8}" for other in ("trl", "bare"))
-        print(f"{name:10}{steps[name]:>15.3f}{ratios}{starts[name]:>23.1f}")
-    phases = [run["phases"] for run in found["rlcore"]]
-    print("rlcore by phase: " + ", ".join(f"{name} {median(run[name] for run in phases):.3f}" for name in phases[0]))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from rlcore_torchkit.layers.rms_norm import FusedRMSNorm, fuse_norms, rms_norm
 
 
 @pytest.mark.parametrize("norm", [LlamaRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, Qwen3MoeRMSNorm])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-1)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-1), (torch.float64, 1e-6)])
 def test_output_and_gradients_equal_those_of_the_model(norm, dtype, tolerance):
     torch.manual_seed(0)
     input = torch.randn(1, 5, 4, 16, dtype=dtype)
@@ -53,3 +53,25 @@ def test_without_a_gradient_it_is_that_of_float64(shape, dtype, tolerance):
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
     assert torch.equal(rows, before)
+
+
+@pytest.mark.parametrize("shape", [(1, 16), (2, 7, 4, 16), (300, 16), (0, 16)])
+@pytest.mark.parametrize("needs_rows", [True, False])
+@pytest.mark.parametrize("needs_weight", [True, False])
+def test_float32_on_cpu_has_the_gradients_of_float64(shape, needs_rows, needs_weight):
+    generator = torch.Generator().manual_seed(3)
+    rows, weight, upstream = (torch.randn(size, generator=generator) for size in (shape, (16,), shape))
+    rows[:1] *= 1e-4  # where epsilon counts
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        norm = FusedRMSNorm()
+        norm.weight, norm.variance_epsilon = nn.Parameter(weight.to(dtype), requires_grad=needs_weight), 1e-5
+        leaf = rows.to(dtype, copy=True).requires_grad_(needs_rows)
+        output = norm(leaf)
+        if output.requires_grad:
+            output.backward(upstream.to(dtype))
+        results.append([leaf.grad, norm.weight.grad])
+    for found, expected, wanted in zip(*results, (needs_rows, needs_weight), strict=True):
+        assert (found is not None) == wanted
+        if wanted:
+            torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)

@@ -70,3 +70,14 @@ def test_a_library_that_breaks_the_import_of_transformers_is_named_with_its_reme
     told = str(raised.value)
     assert told.startswith("transformers cannot be imported: RuntimeError: operator a::nms does not exist")
     assert remedy in told
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("0", "0"), ("1", "1")])
+def test_huge_pages_are_asked_for_unless_the_user_decided(
+    given: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(transformers_import.HUGE_PAGES, given or "")  # undone in the end, as a removal alone would not be
+    if given is None:
+        monkeypatch.delenv(transformers_import.HUGE_PAGES)
+    transformers_import.import_transformers()
+    assert os.environ[transformers_import.HUGE_PAGES] == expected

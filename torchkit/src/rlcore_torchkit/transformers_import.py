@@ -1,5 +1,6 @@
 """Importing what transformers needs for models, and nothing besides."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from rlcore.spi.errors import PluginError
 
 MODULES = ("transformers.modeling_utils", "transformers.processing_utils")
 """Modules that all models of transformers import."""
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+"""torch reads this variable once, when a process makes its first CPU tensor, and only Linux heeds it."""
 
 
 @contextmanager
@@ -31,7 +34,12 @@ def without_torchao() -> Iterator[None]:
 
 
 def import_transformers() -> None:
-    """Import what transformers' models need, without torchao. PluginError where something of it cannot be imported."""
+    """Import what transformers' models need, without torchao. PluginError where something of it cannot be imported.
+
+    Unless the environment says otherwise, torch asks for huge pages behind CPU tensors of 2 MiB and more: with pages of 4 KiB a
+    GRPO step on two cores takes about 5% longer.
+    """
+    os.environ.setdefault(HUGE_PAGES, "1")
     if MODULES[-1] in sys.modules:
         return
     try:

@@ -27,6 +27,7 @@ from rlcore_torchkit.head.onednn import use_onednn
 from rlcore_torchkit.head.values import has_value_head, patch_value_head
 from rlcore_torchkit.huggingface.models import architecture_of, load_model
 from rlcore_torchkit.layers.rms_norm import fuse_norms
+from rlcore_torchkit.layers.rotary import fuse_rotary
 from rlcore_torchkit.trainer.float64 import master_dtype
 
 
@@ -140,6 +141,8 @@ def _place_on_device(
         fuse_norms(model)
     if device.type == "cpu" and not config.compile_layers:
         use_onednn(model)  # what compiles layers knows of it already, and cannot look into ours
+        if described:
+            fuse_rotary(model)
     # Nothing may tell tokens with one beginning apart, as replayed experts do; and their gradients, which are added up in the
     # model's dtype, may not be rounded each time.
     is_wide = next(model.parameters()).dtype in (torch.float32, torch.float64)

@@ -1,1 +1,2 @@
-"""Layers of models that trainers compute: attention over packed sequences, norms, routers with given experts."""
+"""Layers of models that trainers compute: attention over packed sequences, norms, rotary positions, routers with given
+experts."""

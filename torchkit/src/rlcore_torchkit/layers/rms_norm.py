@@ -1,7 +1,10 @@
-"""RMS normalisation in one kernel, in place of the eight that transformers' modules launch."""
+"""RMS normalisation in one kernel, in place of the eight that transformers' modules launch; in few operations on CPU."""
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 
@@ -19,16 +22,47 @@ class FusedRMSNorm(nn.Module):
     variance_epsilon: float
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
+        if not _is_composed(hidden_states) or torch.compiler.is_compiling():
+            return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
+        apply: Any = _RMSNorm.apply
+        output: Tensor = apply(hidden_states, self.weight, self.variance_epsilon)
+        return output
 
 
 def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Compute FusedRMSNorm's output for rows [..., H] with weight [H]; no gradient goes through it.
-
-    float32 on CPU, for which torch has no fused kernel, takes half the time in these operations.
-    """
-    if rows.device.type != "cpu" or rows.dtype != torch.float32:
+    """Compute FusedRMSNorm's output for rows [..., H] with weight [H]; no gradient goes through it."""
+    if not _is_composed(rows):
         return F.rms_norm(rows, weight.shape, weight, epsilon)
-    lengths = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-    scales = lengths.square_().div_(rows.shape[-1]).add_(epsilon).rsqrt_()
-    return torch.mul(rows, scales).mul_(weight)
+    return torch.mul(rows, _scales(rows, epsilon)).mul_(weight)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """torch's own takes 1.5 times as long on CPU, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        scales = _scales(rows, epsilon)
+        ctx.save_for_backward(rows, weight, scales)
+        return torch.mul(rows, scales).mul_(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        """With n = rows · scales and g = gradient · weight: (g - n · mean(g · n)) · scales, and the sum of gradient · n."""
+        rows, weight, scales = ctx.saved_tensors
+        normed = rows * scales
+        product = gradient * normed
+        means = (product @ weight).div_(-rows.shape[-1])[..., None]
+        grad_rows = torch.mul(gradient, weight).addcmul_(normed, means).mul_(scales)
+        return grad_rows, product.flatten(0, -2).sum(0), None
+
+
+def _is_composed(rows: Tensor) -> bool:
+    """Return whether torch has no fused kernel for these rows, and the operations here take less time."""
+    return rows.device.type == "cpu" and rows.dtype == torch.float32
+
+
+def _scales(rows: Tensor, epsilon: float) -> Tensor:
+    """[..., 1]: 1 / √(mean x² + ε)."""
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return lengths.square_().div_(rows.shape[-1]).add_(epsilon).rsqrt_()
