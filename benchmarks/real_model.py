@@ -1,6 +1,7 @@
-"""GRPO on a pretrained model, by rlcore with two trainers and by TRL: held-out scores over steps and time, three seeds each.
+"""A pretrained model by rlcore's trainers, algorithms and kinds of run, and by TRL: held-out scores over steps and time.
 
-    python recipes/smollm2/make_model.py runs/smollm2/model && python recipes/smollm2/make_rows.py runs/smollm2
+    python recipes/smollm2/make_model.py runs/smollm2/model
+    python recipes/smollm2/make_rows.py runs/smollm2 --families chain_sum gcd letter_counting word_problems
     python benchmarks/real_model.py runs/real-model                       # needs a GPU, vLLM and, for `trl`, TRL
     python benchmarks/real_model.py runs/real-model --sides trl           # one side; what was run before stays
     python benchmarks/real_model.py runs/real-model --sides --figure docs/real-model.svg        # the table and figure alone
@@ -11,9 +12,9 @@ one AdamW update a step on all samples, float32 master weights and bfloat16 arit
 sampler's probabilities corrected by the trainer's, truncated at 2. Each generates by a vLLM of its own, and is measured by
 greedy answers to the same held-out prompts.
 
-The seeds of a side run at the same time on one GPU (`--together`), those of another side after them, so that all have an equal
-part of it. Starts come one after another, since an engine that starts takes what others allocate for its own, and no run takes
-its first step before all have started. Seconds are those of steps alone, without starts and evaluations.
+`--together` runs share the GPU: the next one starts as soon as one has ended, and the first alone, since it compiles what the
+others find in caches. The score is the mean of two sets of held-out rows: reasoning-gym's, and word problems in the form of
+GSM8K's. Seconds of a step are those of a run beside the others.
 """
 
 import argparse
@@ -22,20 +23,22 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, stdev
 from typing import Any
 
 from attrs import asdict, evolve
 from generator_setup import ENVIRONMENT, QUICK_ENVIRONMENT, last_lines
 from model_shapes import require_device
-from real_model_curves import draw, read_records
-from real_model_sides import Record, Settings, Turns, read_rows, run_rlcore, run_trl
+from real_model_curves import draw, draw_variants, read_records
+from real_model_sides import SIDES, Record, Settings, fix_cache, read_rows, run_name, run_rlcore, run_trl
 
-SIDES = ("fsdp2", "megatron", "trl")
+WORD_PROBLEMS = "word_problems"
+MAIN = ("fsdp2", "megatron", "trl")
 QUICK = Settings(num_steps=2, num_prompts=2, group=2, max_tokens=4, evaluate_every=1, num_held_out=2, generator="transformers")
 
 
@@ -46,7 +49,7 @@ def sums() -> list[dict[str, Any]]:
 
 
 def write_rows(directory: Path, rows: Path | None, seeds: Sequence[int], settings: Settings) -> None:
-    """The held-out rows, and for each seed those of its steps in their order."""
+    """The held-out rows of each set, and for each seed those of its steps in their order."""
     names = ("train.jsonl", "held-out.jsonl")
     train, held_out = (sums() if rows is None else read_rows(rows / name) for name in names)
 
@@ -54,7 +57,9 @@ def write_rows(directory: Path, rows: Path | None, seeds: Sequence[int], setting
         lines = [json.dumps({"prompt": row["prompt"], "answer": row["answer"]}) + "\n" for row in chosen]
         (directory / name).write_text("".join(lines))
 
-    write("held-out.jsonl", held_out[: settings.num_held_out])
+    for name in dict.fromkeys(set_of(row) for row in held_out):
+        of_set = [row for row in held_out if set_of(row) == name]
+        write(f"held-out-{name}.jsonl", of_set[: settings.num_held_out * len(of_set) // len(held_out)])
     for seed in seeds:
         source, number, order = random.Random(seed), settings.num_steps * settings.num_prompts, list[Any]()
         while len(order) < number:  # whole passes, each in an order of its own
@@ -62,60 +67,72 @@ def write_rows(directory: Path, rows: Path | None, seeds: Sequence[int], setting
         write(f"train-{seed}.jsonl", order[:number])
 
 
-def start(directory: Path, side: str, seeds: Sequence[int], model: Path, settings: Settings, limit: float) -> None:
-    """The runs of a side that are to go on together, each in a process of its own."""
-    for seed in seeds:
-        (directory / f"ready-{side}-{seed}").unlink(missing_ok=True)
+def set_of(row: Mapping[str, Any]) -> str:
+    """`word_problems` or `reasoning_gym`."""
+    family = row.get("entry", {"metadata": {"source_dataset": "sums"}})["metadata"]["source_dataset"]
+    return WORD_PROBLEMS if family == WORD_PROBLEMS else "reasoning_gym"
 
-    def run(seed: int) -> None:
-        log = directory / f"{side}-{seed}.log"
-        own = json.dumps({"side": side, "seed": seed, "seeds": seeds, "settings": asdict(settings)})
+
+def start(
+    directory: Path, runs: Sequence[tuple[str, int]], model: Path, settings: Settings, together: int, limit: float
+) -> None:
+    """Runs, each a side and a seed, in processes of their own, so many at once and for so many seconds in all."""
+    end = time.monotonic() + limit
+
+    def run(side: str, seed: int) -> None:
+        name = run_name(side, seed)
+        log = directory / f"{name}.log"
+        own = json.dumps({"side": side, "seed": seed, "settings": asdict(settings)})
         command = [sys.executable, __file__, str(directory), "--model", str(model), "--run", own]
         quick = QUICK_ENVIRONMENT if settings.device == "cpu" else {}
         with log.open("w") as file:
             try:
                 environment = {**os.environ, **ENVIRONMENT, **quick}
-                done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment, timeout=limit)
+                left = max(0.0, end - time.monotonic())
+                done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment, timeout=left)
                 state = f"exit code {done.returncode}" if done.returncode else None
             except subprocess.TimeoutExpired:
-                state = f"over {limit:.0f} s"
+                state = "cut off by --limit"
         if state is not None:
-            print(f"{side}, seed {seed}: {state}; the end of {log}:\n{last_lines(log)}", flush=True)
+            print(f"{name}: {state}; the end of {log}:\n{last_lines(log)}", flush=True)
 
-    if len(seeds) == 1:
-        run(seeds[0])
-        return
-    with ThreadPoolExecutor(len(seeds)) as pool:
-        list(pool.map(run, seeds))
+    (directory / f"{run_name(*runs[0])}.json").unlink(missing_ok=True)
+    with ThreadPoolExecutor(together) as pool:
+        first, *others = runs
+        begun = pool.submit(run, *first)
+        while not begun.done() and not (directory / f"{run_name(*first)}.json").exists():
+            time.sleep(0.2)
+        list(pool.map(run, *zip(*others, strict=True)) if others else ())
 
 
-def run_one(directory: Path, model: str, side: str, seed: int, seeds: Sequence[int], settings: Settings) -> None:
+def run_one(directory: Path, model: str, side: str, seed: int, settings: Settings) -> None:
     """In its own process."""
-    turns = Turns(directory, side, seeds, seed)
-    try:
-        turns.begin()
-        record = Record(directory / f"{side}-{seed}.json", side, seed, settings)
-        if side == "trl":
-            run_trl(seed, settings, directory, model, record, turns)
-        else:
-            run_rlcore(side, seed, settings, directory, model, record, turns)
-    finally:
-        turns.end()
-        sys.stdout.flush()
+    record = Record(directory / f"{run_name(side, seed)}.json", side, seed, settings)
+    if settings.generator == "vllm" and settings.device == "cuda":
+        fix_cache(settings.cache_bytes)
+    if side == "trl":
+        run_trl(seed, settings, directory, model, record)
+    else:
+        run_rlcore(side, seed, settings, directory, model, record)
+    sys.stdout.flush()
 
 
 def report(directory: Path) -> None:
-    """A line a side; what single runs came to behind it."""
+    """A line a side: means over its runs, the standard deviation of the last scores, and each of these."""
     records = read_records(directory)
-    print(f"\n{'':12}{'runs':>5}{'at the start':>14}{'at the end':>12}{'each':>26}{'step s':>9}{'steps s':>9}{'start s':>9}")
+    sets = sorted({name for runs in records.values() for run in runs for name in run["held_out"][0]["sets"]})
+    heads = ("runs", "steps", "start", "end", "±", *sets, "step s", "steps s", "start s")
+    print(f"\n{'':12}" + "".join(f"{head:>{max(9, len(head) + 2)}}" for head in heads) + "  each")
     for side, runs in records.items():
         first, last = ([run["held_out"][place]["score"] for run in runs] for place in (0, -1))
-        each = " ".join(f"{score:.3f}" for score in last)
         steps = [median(run["step_s"][1:] or run["step_s"] or [0.0]) for run in runs]
-        whole, starts = (mean(values) for values in ([sum(run["step_s"]) for run in runs], [run["start_up_s"] for run in runs]))
-        print(
-            f"{side:12}{len(runs):>5}{mean(first):>14.3f}{mean(last):>12.3f}{each:>26}{mean(steps):>9.2f}{whole:>9.1f}{starts:>9.1f}"
-        )
+        parts = [mean(run["held_out"][-1]["sets"].get(name, 0.0) for run in runs) for name in sets]
+        ends = [min(run["held_out"][-1]["step"] for run in runs), mean(first), mean(last), stdev(last) if last[1:] else 0.0]
+        times = [mean(steps), mean(sum(run["step_s"]) for run in runs), mean(run["start_up_s"] for run in runs)]
+        shown = [str(len(runs)), str(ends[0]), *(f"{value:.3f}" for value in [*ends[1:], *parts])]
+        shown += [f"{times[0]:.2f}", f"{times[1]:.1f}", f"{times[2]:.1f}"]
+        line = "".join(f"{text:>{max(9, len(head) + 2)}}" for head, text in zip(heads, shown, strict=True))
+        print(f"{side:12}{line}  " + " ".join(f"{score:.3f}" for score in last))
 
 
 def parse() -> argparse.Namespace:
@@ -127,16 +144,18 @@ def parse() -> argparse.Namespace:
         type=Path,
         help="the folder of train.jsonl and held-out.jsonl, by default runs/smollm2; with --quick, some sums",
     )
-    parser.add_argument("--sides", nargs="*", choices=SIDES, default=list(SIDES))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--together", type=int, default=3, help="runs of a side at the same time")
+    parser.add_argument("--sides", nargs="*", choices=SIDES, default=MAIN)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--together", type=int, default=5, help="runs at the same time")
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--prompts", type=int, help="of a step")
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--generator", choices=("vllm", "transformers"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="a tiny random model and two steps, to try the script")
-    parser.add_argument("--limit", type=float, default=1200.0, help="seconds for runs that go on together, starts included")
-    parser.add_argument("--figure", type=Path, help="draw the curves into this .svg or .png file")
+    parser.add_argument("--limit", type=float, default=3600.0, help="seconds of all runs, starts included")
+    parser.add_argument("--figure", type=Path, help="draw the curves of both trainers and of TRL into this .svg or .png file")
+    parser.add_argument("--variants", type=Path, help="draw those of the other sides, beside fsdp2's, into this one")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -146,11 +165,16 @@ def main() -> None:
     directory = arguments.directory.resolve()
     if arguments.run:
         own = json.loads(arguments.run)
-        run_one(directory, str(arguments.model), own["side"], own["seed"], own["seeds"], Settings(**own["settings"]))
+        run_one(directory, str(arguments.model), own["side"], own["seed"], Settings(**own["settings"]))
         if own["settings"]["generator"] == "vllm":
             os._exit(0)  # engines that are shut down by their destructors can hang
         return
-    names = {"num_steps": arguments.steps, "learning_rate": arguments.learning_rate, "generator": arguments.generator}
+    names = {
+        "num_steps": arguments.steps,
+        "num_prompts": arguments.prompts,
+        "learning_rate": arguments.learning_rate,
+        "generator": arguments.generator,
+    }
     given: dict[str, Any] = {name: value for name, value in names.items() if value is not None}
     settings = evolve(QUICK if arguments.quick else Settings(), device=arguments.device, **given)
     sides = list(arguments.sides)
@@ -168,13 +192,13 @@ def main() -> None:
         else:
             model, rows = model or Path("runs/smollm2/model"), rows or Path("runs/smollm2")
         write_rows(directory, rows, arguments.seeds, settings)
-    for side in sides:
-        for place in range(0, len(arguments.seeds), arguments.together):
-            seeds = arguments.seeds[place : place + arguments.together]
-            start(directory, side, seeds, model, settings, arguments.limit)
+        runs = [(side, seed) for seed in arguments.seeds for side in sides]
+        start(directory, runs, model, settings, arguments.together, arguments.limit)
     report(directory)
     if arguments.figure:
         draw(read_records(directory), arguments.figure)
+    if arguments.variants:
+        draw_variants(read_records(directory), arguments.variants)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """The sides of benchmarks/real_model.py: one run of each, its settings and its figures."""
 
-import fcntl
 import json
+import os
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -20,19 +22,48 @@ class Settings:
     """The same for all sides."""
 
     device: str = "cuda"
-    num_steps: int = 60
-    num_prompts: int = 32
+    num_steps: int = 300
+    num_prompts: int = 16
     group: int = 8
     max_tokens: int = 48
-    max_prompt_tokens: int = 128
+    max_prompt_tokens: int = 160
     temperature: float = 1.0
     learning_rate: float = 1e-5
-    evaluate_every: int = 10
+    evaluate_every: int = 20
     num_held_out: int = 256
     generator: str = "vllm"
     """"vllm" or "transformers"."""
-    memory_share: float = 0.12
-    """Of the device for one run's engine."""
+    cache_bytes: int = 2 * 2**30
+    """Of one engine's keys and values on a GPU."""
+    memory_share: float = 0.05
+    """Of the device, which an engine wants free at its start."""
+
+
+EIGHT_BITS = {
+    "trainer.megatron.fp8": True,
+    "generator.vllm.quantization": "fp8",
+    "generator.vllm.kv_cache_dtype": "fp8",
+}
+ADAPTERS = {"lora.rank": 32, "lora.alpha": 64.0, "optimizer.learning_rate": 2e-4}
+SIDES: dict[str, tuple[str, dict[str, Any]]] = {
+    "fsdp2": ("fsdp2", {}),
+    "megatron": ("megatron", {}),
+    "trl": ("", {}),
+    "staleness 1": ("fsdp2", {"async.max_staleness": 1}),
+    "staleness 4": ("fsdp2", {"async.max_staleness": 4}),
+    "8 bits": ("megatron", EIGHT_BITS),
+    "adapters": ("fsdp2", ADAPTERS),
+    "DAPO": ("fsdp2", {"algorithm.name": "dapo", "rollout.max_refill_ratio": 32.0}),
+    "GSPO": ("fsdp2", {"algorithm.name": "gspo"}),
+    "RLOO": ("fsdp2", {"algorithm.name": "rloo"}),
+    "Dr.GRPO": ("fsdp2", {"algorithm.name": "dr_grpo"}),
+}
+"""The trainer of each side of rlcore, and its keys of the recipe beside those that all have."""
+
+
+def run_name(side: str, seed: int) -> str:
+    """Of files."""
+    return f"{side.replace(' ', '-').replace('.', '').lower()}-{seed}"
 
 
 class Record:
@@ -52,58 +83,52 @@ class Record:
         self.values["step_s"].append(seconds)
         self.values["reward"].append(reward)
 
-    def evaluated(self, score: float) -> None:
-        """The held-out score behind so many steps."""
-        steps = self.values["step_s"]
-        self.values["held_out"].append({"step": len(steps), "seconds": sum(steps), "score": score})
+    def evaluated(self, scores: Mapping[str, float]) -> None:
+        """The held-out score behind so many steps, by the set of rows."""
+        steps, score = self.values["step_s"], mean(scores.values())
+        self.values["held_out"].append({"step": len(steps), "seconds": sum(steps), "score": score, "sets": dict(scores)})
         self.path.write_text(json.dumps(self.values))
         print(f"step {len(steps)}, {sum(steps):.1f} s: {score:.3f}", flush=True)
 
 
-class Turns:
-    """Runs that start one after another and go on together."""
+def fix_cache(num_bytes: int) -> None:
+    """Give each engine so many bytes of keys and values. It otherwise measures what is free, and takes what other runs allocate
+    meanwhile for its own. Neither side has an option for it."""
+    from vllm.v1.worker.gpu_worker import Worker
 
-    def __init__(self, directory: Path, side: str, seeds: Sequence[int], own: int) -> None:
-        self.marks = [directory / f"ready-{side}-{seed}" for seed in seeds]
-        self.own = directory / f"ready-{side}-{own}"
-        self.lock = (directory / "starting.lock").open("w")
+    measure = Worker.determine_available_memory
 
-    def begin(self) -> None:
-        """Wait for this run's turn."""
-        fcntl.flock(self.lock, fcntl.LOCK_EX)
+    def fixed(self: Any) -> int:
+        with suppress(AssertionError):  # of memory that other runs free meanwhile
+            measure(self)
+        self.available_kv_cache_memory_bytes = num_bytes
+        return num_bytes
 
-    def end(self) -> None:
-        """Let the next one start."""
-        self.own.touch()
-        fcntl.flock(self.lock, fcntl.LOCK_UN)
-
-    def together(self, seconds: float = 400.0) -> None:
-        """Wait until all have started, or have failed."""
-        self.end()
-        limit = time.monotonic() + seconds
-        while not all(mark.exists() for mark in self.marks) and time.monotonic() < limit:
-            time.sleep(0.2)
+    Worker.determine_available_memory = fixed
 
 
-def run_rlcore(trainer: str, seed: int, settings: Settings, work: Path, model: str, record: Record, turns: Turns) -> None:
-    """GRPO by rlcore with the trainer of that name."""
+def run_rlcore(side: str, seed: int, settings: Settings, work: Path, model: str, record: Record) -> None:
+    """A side of rlcore."""
     from rlcore.run.report.progress import Progress
+
+    trainer, own = SIDES[side]
+
+    sets = [file.stem.removeprefix("held-out-") for file in sorted(work.glob("held-out-*.jsonl"))]
 
     class Watch(Progress):
         def step(self, step: int, metrics: Mapping[str, float]) -> None:
             if step > 0:
                 record.step(metrics["time/total_s"], metrics["reward_mean"])
             if "eval/pass@1" in metrics:
-                record.evaluated(metrics["eval/pass@1"])
+                record.evaluated({name: metrics[f"eval/pass@1/{name}"] for name in sets})
             if step == 0:
                 record.started()
-                turns.together()
 
         def note(self, text: str) -> None:
             print(text, flush=True)
 
     keys = {
-        "run.name": f"{trainer}-{seed}",
+        "run.name": run_name(side, seed),
         "run.directory": str(work / "runs"),
         "run.seed": seed,
         "run.device": settings.device,
@@ -118,30 +143,36 @@ def run_rlcore(trainer: str, seed: int, settings: Settings, work: Path, model: s
         "data.train.source": "jsonl",
         "data.train.path": str(work / f"train-{seed}.jsonl"),
         "data.train.shuffle": False,
-        "data.evaluation.source": "jsonl",
-        "data.evaluation.path": str(work / "held-out.jsonl"),
         "rollout.samples_per_prompt": settings.group,
         "rollout.max_prompt_tokens": settings.max_prompt_tokens,
         "rollout.max_response_tokens": settings.max_tokens,
         "rollout.temperature": settings.temperature,
         "training.prompts_per_step": settings.num_prompts,
-        "training.max_tokens_per_microbatch": 16384,
+        "training.max_tokens_per_microbatch": 8192,
         "optimizer.learning_rate": settings.learning_rate,
         "offload.generator_sleep_mode": False,  # as TRL's default is
         "evaluation.every_n_steps": settings.evaluate_every,
     }
+    for name in sets:
+        keys |= {f"data.evaluation.mix.{name}.source": "jsonl"}
+        keys |= {f"data.evaluation.mix.{name}.path": str(work / f"held-out-{name}.jsonl")}
     if settings.generator == "vllm":
-        keys |= {"generator.vllm.gpu_memory_utilization": settings.memory_share, "generator.vllm.max_num_seqs": 256}
-    train_rlcore(keys, Watch())
+        keys |= {"generator.vllm.max_num_seqs": 256, "refit.channel": "in_process"}  # TRL's engine is in its process, too
+        if settings.device == "cuda":
+            keys |= {"generator.vllm.gpu_memory_utilization": settings.memory_share}
+    train_rlcore(keys | own, Watch())
 
 
-def run_trl(seed: int, settings: Settings, work: Path, model: str, record: Record, turns: Turns) -> None:
+def run_trl(seed: int, settings: Settings, work: Path, model: str, record: Record) -> None:
     """GRPO by TRL's GRPOTrainer."""
     import torch
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOTrainer
 
+    with socket.socket() as free:  # TRL's own choice is the same port for all runs
+        free.bind(("127.0.0.1", 0))
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     exact = load_reward()
     on_cuda, by_vllm = settings.device == "cuda", settings.generator == "vllm"
     rewards: list[float] = []
@@ -163,16 +194,17 @@ def run_trl(seed: int, settings: Settings, work: Path, model: str, record: Recor
             record.step(time.perf_counter() - self.begin, mean(rewards))
             rewards.clear()
             if state.global_step % settings.evaluate_every == 0 or state.global_step == settings.num_steps:
-                record.evaluated(held_out_score())
+                record.evaluated(held_out_scores())
 
-    def held_out_score() -> float:
+    def held_out_scores() -> dict[str, float]:
         greedy = greedy_by_vllm if by_vllm else greedy_by_transformers
-        texts = greedy(trainer, tokenizer, [row["prompt"] for row in held_out], settings)
-        return mean(float(exact(text, row["answer"])) for text, row in zip(texts, held_out, strict=True))
+        texts = iter(greedy(trainer, tokenizer, [row["prompt"] for rows in held_out.values() for row in rows], settings))
+        return {name: mean(float(exact(next(texts), row["answer"])) for row in rows) for name, rows in held_out.items()}
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.pad_token = tokenizer.eos_token
-    held_out = read_rows(work / "held-out.jsonl")
+    files = sorted(work.glob("held-out-*.jsonl"))
+    held_out = {file.stem.removeprefix("held-out-"): read_rows(file) for file in files}
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=reward,
@@ -183,9 +215,8 @@ def run_trl(seed: int, settings: Settings, work: Path, model: str, record: Recor
     )
     if by_vllm and not on_cuda:  # vLLM repacks weights on CPU, where TRL's way to load them raises; the rest can still be tried
         trainer.vllm_generation.sync_weights = lambda: None
-    record.evaluated(held_out_score())
+    record.evaluated(held_out_scores())
     record.started()
-    turns.together()
     trainer.train()
 
 

@@ -6,6 +6,9 @@ from typing import Any
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
+WORD_PROBLEMS = "word_problems"
+"""The family that make_rows.py makes itself."""
+
 
 def last_number(text: str) -> str:
     """The last number in a text, without commas; empty where there is none."""
@@ -14,7 +17,11 @@ def last_number(text: str) -> str:
 
 
 def score(completion: str, entry: Mapping[str, Any]) -> dict[str, float | bool]:
-    """What reasoning-gym gives for the response's last number, from 0 to 1; `entry` is one of its own."""
+    """What reasoning-gym gives for the response's last number, from 0 to 1; `entry` is one of its own, or a word problem, whose
+    answer is right or wrong."""
+    if entry["metadata"]["source_dataset"] == WORD_PROBLEMS:
+        is_right = exact(completion, entry["answer"])
+        return {"reward": float(is_right), "success": is_right}
     import reasoning_gym  # takes a second or more, and only a worker needs it
 
     family = reasoning_gym.get_score_answer_fn(entry["metadata"]["source_dataset"])

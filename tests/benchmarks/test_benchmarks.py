@@ -15,6 +15,7 @@ TRIED = {
     "adapters_together.py",
     "balancing.py",
     "cpu_step.py",
+    "decode_steps.py",
     "driver_overhead.py",
     "generation.py",
     "grpo_step.py",
@@ -168,24 +169,40 @@ def test_residency(script: Script) -> None:
 
 
 @pytest.mark.wide
+def test_decode_steps(script: Script) -> None:
+    found = rows(script("decode_steps.py", "--quick", "--device", "cpu", "--rows", "as it is"), "as it is")["as it is"]
+    assert len(found) == 2
+    assert all(float(figure) > 0 for figure in found)
+
+
+@pytest.mark.wide
 def test_real_model(script: Script, tmp_path: Path) -> None:
-    figure = tmp_path / "curves.svg"
-    output = script("real_model.py", tmp_path / "results", "--quick", "--device", "cpu", "--seeds", 0, "--figure", figure)
+    figure, variants, results = tmp_path / "curves.svg", tmp_path / "variants.svg", tmp_path / "results"
+    sides = ("fsdp2", "megatron", "trl", "staleness 1", "Dr.GRPO")
+    options = ("--seeds", 0, "--together", 1, "--figure", figure, "--variants", variants)
+    output = script("real_model.py", results, "--quick", "--device", "cpu", "--sides", *sides, *options)
     if shutil.which("trl") is None:
         assert "TRL is not installed here" in output
-    for side in ("fsdp2", "megatron"):
-        record = json.loads((tmp_path / "results" / f"{side}-0.json").read_text())
+    for side, name in (
+        ("fsdp2", "fsdp2-0"),
+        ("megatron", "megatron-0"),
+        ("staleness 1", "staleness-1-0"),
+        ("Dr.GRPO", "drgrpo-0"),
+    ):
+        record = json.loads((results / f"{name}.json").read_text())
+        assert record["side"] == side
         assert [one["step"] for one in record["held_out"]] == [0, 1, 2]
         assert record["held_out"][-1]["seconds"] == pytest.approx(sum(record["step_s"]))
         assert all(seconds > 0.0 for seconds in record["step_s"])
-        assert len(rows(output, side)[side]) == 7
-    assert "<svg" in figure.read_text()
+        assert len(rows(output, f"{side}  ")[f"{side}  "]) == 10
+    assert all("<svg" in file.read_text() for file in (figure, variants))
 
 
 @needs_no_gpu
 @pytest.mark.parametrize(
     "arguments",
     [
+        ("decode_steps.py",),
         ("generation.py",),
         ("grpo_step.py",),
         ("headline.py", "results"),

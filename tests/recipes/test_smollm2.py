@@ -1,6 +1,7 @@
 """The recipes of SmolLM2: their rewards, and the scripts that make its directory and its rows."""
 
 import json
+import re
 import runpy
 import sys
 from collections.abc import Callable
@@ -65,6 +66,29 @@ def test_rows_are_rewarded_and_distinct(script: Script, tmp_path: Path) -> None:
         assert not exact(wrong, row["answer"])
     script("make_rows.py", tmp_path / "again", "--train", 60, "--held-out", 30)
     assert (tmp_path / "again" / "train.jsonl").read_text() == (tmp_path / "train.jsonl").read_text()
+
+
+def test_word_problems_have_their_answers(script: Script, tmp_path: Path) -> None:
+    score = load_function(f"{FOLDER}/scoring.py:score", "reward")
+    script("make_rows.py", tmp_path, "--train", 400, "--held-out", 50, "--families", "word_problems")
+    rows = [
+        json.loads(line) for name in ("train", "held-out") for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()
+    ]
+    questions = [row["prompt"][0]["content"] for row in rows]
+    assert len(set(questions)) == 450
+    answers = {
+        "gets": lambda a, b: a + b,
+        "of them": lambda a, b: a - b,
+        "boxes": lambda a, b: a * b,
+        "in the morning": lambda a, b: a + (a - b),
+        "after two days": lambda a, b: a + b + b,
+    }
+    for row, question in zip(rows, questions, strict=True):
+        (right,) = {answer(*map(int, re.findall(r"\d+", question))) for words, answer in answers.items() if words in question}
+        assert row["answer"] == str(right)
+        assert right > 0
+        assert score(f"It is {right}.", row["entry"]) == {"reward": 1.0, "success": True}
+        assert score(f"It is {right + 1}.", row["entry"]) == {"reward": 0.0, "success": False}
 
 
 def test_a_gguf_file_becomes_a_directory_that_trains(script: Script, tmp_path: Path) -> None:
