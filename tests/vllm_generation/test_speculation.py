@@ -19,6 +19,7 @@ from vllm_drafters import make_draft_model, make_head, make_with_own_head
 
 from rlcore.spi import (
     CloseRequest,
+    DraftCounts,
     GenerateRequest,
     GenerateResult,
     GeneratorContext,
@@ -33,6 +34,7 @@ from rlcore.spi import (
 from rlcore_conformance.references.tensors import make_export
 from rlcore_torchkit.testing.models import make_model
 from rlcore_vllm.backend import VllmBackend
+from rlcore_vllm.checks.drafter_check import speculation_problems
 from rlcore_vllm.provider import disabled_capabilities
 from rlcore_vllm.setup.config import VllmConfig
 from rlcore_vllm.setup.settings import engine_settings
@@ -115,7 +117,11 @@ def context_of(model: Repetitive, **options: Any) -> GeneratorContext:
 
 @pytest.fixture(scope="module")
 def engine(model: Repetitive, method: str) -> Iterator[VllmBackend]:
-    backend = VllmBackend(context_of(model), VllmConfig(cpu_kv_cache_gib=0.1, **guesses(method, model)))
+    yield from started(model, method)
+
+
+def started(model: Repetitive, method: str, **options: Any) -> Iterator[VllmBackend]:
+    backend = VllmBackend(context_of(model), VllmConfig(cpu_kv_cache_gib=0.1, **guesses(method, model), **options))
     yield backend
     backend.close(CloseRequest())
 
@@ -208,6 +214,34 @@ def test_tokens_are_of_the_models_distribution_whatever_is_guessed(
     assert sum(accepted) > 1.3 * len(accepted)
 
 
+@pytest.mark.wide(keep=["ngram", "eagle3"])
+@pytest.mark.parametrize("method", METHODS, scope="module")
+def test_steps_with_many_sequences_draft_nothing(model: Repetitive, method: str) -> None:
+    """At most three sequences are drafted for: those that are left of eight. All tokens are of the model's distribution."""
+    table = model.logprobs(0.8, SamplingParams())
+    for engine in started(model, method, speculative_most_sequences=3):
+
+        def drafts(version: int, lengths: list[int], engine: VllmBackend = engine) -> DraftCounts | None:
+            weights = make_export(model.weights(0.8), version)
+            engine.refit(RefitRequest(weight_version=version, channel="in_process", weights=weights, may_alias=False))
+            request = evolve(request_of(version, SamplingParams()), max_tokens=np.array(lengths, np.int32))
+            result = engine.generate(request)
+            before = np.concatenate([[9], result.tokens[:-1]])
+            before[result.offsets[:-1]] = 9
+            np.testing.assert_allclose(result.logprobs, table[before, result.tokens], atol=1e-4)
+            assert (np.diff(result.offsets) == lengths).all()
+            weights = make_export(model.weights(0.8), version + 1)
+            last = RefitRequest(weight_version=version + 1, channel="in_process", weights=weights, may_alias=False)
+            return engine.refit(last).drafts
+
+        assert drafts(0, [LENGTH] * 8) == DraftCounts()
+        some = drafts(2, [4] * 5 + [2 * LENGTH] * 3)
+        assert some is not None
+        assert some.num_accepted_tokens > 0
+        assert some.num_drafts <= 3 * (2 * LENGTH - 4)
+        assert some.num_draft_tokens <= GUESSED * some.num_drafts
+
+
 @pytest.mark.wide(keep=["draft_model"])
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -247,3 +281,21 @@ def test_graphs_are_captured_for_the_tokens_of_a_step(tmp_path: Path) -> None:
     assert arguments["speculative_config"]["num_speculative_tokens"] == 4
     assert arguments["speculative_config"]["method"] == "ngram_gpu"
     assert "speculative_config" not in engine_settings(context, VllmConfig()).arguments
+
+
+def test_graphs_are_captured_with_and_without_drafts(tmp_path: Path) -> None:
+    context = evolve(context_of(make_repetitive(tmp_path / "model")), rank_info=RankInfo(device="cuda"))
+    config = VllmConfig(max_num_seqs=16, speculative_ngram=4, speculative_most_sequences=8)
+    arguments = engine_settings(context, config).arguments
+    assert arguments["cudagraph_capture_sizes"] == [1, 2, 4, 5, 8, 10, 16, 20, 40]
+    assert arguments["speculative_config"]["num_speculative_tokens_per_batch_size"] == [(1, 8, 4), (9, 16, 0)]
+    assert arguments["speculative_config"]["method"] == "ngram"
+    wide = engine_settings(context, evolve(config, speculative_most_sequences=16)).arguments["speculative_config"]
+    assert "num_speculative_tokens_per_batch_size" not in wide
+    assert wide["method"] == "ngram_gpu"
+
+
+def test_a_bound_without_drafts_is_refused() -> None:
+    (problem,) = speculation_problems(VllmConfig(speculative_most_sequences=8), "model")
+    assert problem.path == "generator.vllm.speculative_most_sequences"
+    assert not list(speculation_problems(VllmConfig(speculative_most_sequences=8, speculative_ngram=2), "model"))

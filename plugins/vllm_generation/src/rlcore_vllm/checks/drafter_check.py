@@ -14,6 +14,7 @@ from rlcore_model_files.directory import TOKENIZER_FILE, file_problems, is_hub_n
 from rlcore_torchkit.architectures.decoders import described_family, is_image_model
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_vllm.setup.config import VllmConfig
+from rlcore_vllm.setup.speculation import num_guessed
 
 KEY, METHOD_KEY = "generator.vllm.speculative_model", "generator.vllm.speculative_method"
 RENAMES = {"eagle-": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark"}
@@ -21,6 +22,7 @@ RENAMES = {"eagle-": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark": 
 MULTI_TOKEN_FAMILIES = ("deepseek_v3", "glm4_moe")
 """Families with multi-token heads, layers behind the last, by which vLLM guesses with the policy's own embedding and output
 layer."""
+MOST = "generator.vllm.speculative_most_sequences"
 NUM_HEADS = "num_nextn_predict_layers"
 """The key of config.json."""
 SHARED_KEYS = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size", NUM_HEADS)
@@ -29,6 +31,10 @@ SHARED_KEYS = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size", N
 
 def speculation_problems(config: VllmConfig, policy_path: str) -> Iterator[Problem]:
     """Keys that exclude each other, or mean nothing without another; a head that cannot be looked at before the run."""
+    most = config.speculative_most_sequences
+    if most is not None and not num_guessed(config):
+        remedy = "Set speculative_ngram or speculative_model, or leave it out"
+        yield Problem(path=MOST, found=f"{most}, and nothing that drafts", expected="no such key without drafts", remedy=remedy)
     if not config.has_drafter:
         for key in ("speculative_method", "speculative_tokens"):
             default = getattr(fields(VllmConfig), key).default

@@ -82,6 +82,8 @@ class VllmConfig:
     head (arXiv:2412.19437) in the files of `speculative_model` or, without that key, of the policy itself."""
     speculative_tokens: Annotated[int, between(1, 32)] = 4
     """Tokens that the drafter guesses at a time."""
+    speculative_most_sequences: Positive | None = None
+    """Draft only in steps with at most so many sequences, such as the last ones of a step's generation; None in every step."""
     metrics: bool = False
     """Keep vLLM's own metrics, such as `vllm:num_requests_running`, in a file `logs/vllm-0.prom` of the run directory. The sink
     `prometheus` and `rlcore serve` show them at /metrics."""

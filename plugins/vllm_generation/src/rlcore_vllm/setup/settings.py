@@ -16,7 +16,7 @@ from rlcore_torchkit.huggingface.models import load_model, model_errors
 from rlcore_torchkit.trainer.trainer_plan import planned_model
 from rlcore_vllm.setup.config import VllmConfig
 from rlcore_vllm.setup.memory import LARGEST_SHARE, UNPLANNED_BOTH, UNPLANNED_SHARE, copies_bytes
-from rlcore_vllm.setup.speculation import num_guessed, speculative_arguments
+from rlcore_vllm.setup.speculation import drafts_sometimes, num_guessed, speculative_arguments
 
 GIB = 2**30
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -238,8 +238,12 @@ def capture_sizes(config: VllmConfig) -> list[int]:
         beside *= 2
     sizes.append(max_num_seqs + math.ceil(max_num_seqs / tokens))
     # vLLM drops sizes above a step's, and where it guesses those that are no multiple of a sequence's tokens.
-    most = batched_tokens(config) // tokens
-    return [tokens * size for size in sorted({min(size, max(1, most)) for size in sizes})]
+    most = max(1, batched_tokens(config) // tokens)
+    if not drafts_sometimes(config):
+        return sorted({tokens * min(size, most) for size in sizes})
+    assert config.speculative_most_sequences is not None
+    most = min(most, config.speculative_most_sequences)
+    return sorted({tokens * min(size, most) for size in sizes} | {min(size, batched_tokens(config)) for size in sizes})
 
 
 def memory_share(config: VllmConfig, context: GeneratorContext | CheckContext) -> float:

@@ -32,19 +32,30 @@ def num_guessed(config: VllmConfig) -> int:
     return config.speculative_tokens if config.has_drafter else config.speculative_ngram
 
 
+def drafts_sometimes(config: VllmConfig) -> bool:
+    """Return whether some steps have more sequences than are drafted for."""
+    most = config.speculative_most_sequences
+    return bool(num_guessed(config)) and most is not None and most < config.max_num_seqs
+
+
 def speculative_arguments(config: VllmConfig, device: str) -> dict[str, Any]:
     """Return vLLM's arguments for a section on a kind of device."""
-    if not num_guessed(config):
+    number, most = num_guessed(config), config.speculative_most_sequences
+    if not number:
         return {}
     if not config.has_drafter:
-        # Looked for on the host, they keep vLLM from scheduling a step before the one before it has ended.
-        how: dict[str, Any] = {"method": "ngram" if device == "cpu" else "ngram_gpu", **LOOKUP}
+        # Looked for on the host, they keep vLLM from scheduling a step before the one before it has ended. On the device, vLLM
+        # 0.32 looks for as many in every step.
+        on_host = device == "cpu" or drafts_sometimes(config)
+        how: dict[str, Any] = {"method": "ngram" if on_host else "ngram_gpu", **LOOKUP}
     else:
         # The policy's own format is "dummy", where a trainer sends its weights.
         how = {"method": config.speculative_method, "draft_load_config": {"load_format": "hf"}}
         if config.speculative_model is not None:  # else vLLM reads the head from the policy's files
             how["model"] = str(expanded(config.speculative_model))
-    return {"speculative_config": {"num_speculative_tokens": num_guessed(config), **how}}
+    if most is not None and drafts_sometimes(config):
+        how["num_speculative_tokens_per_batch_size"] = [(1, most, number), (most + 1, config.max_num_seqs, 0)]
+    return {"speculative_config": {"num_speculative_tokens": number, **how}}
 
 
 def lost_capabilities(config: VllmConfig) -> frozenset[str]:
