@@ -1084,8 +1084,8 @@ FAULTS = (
     Fault(
         "no graph is captured for prompts beside all sequences",
         "rlcore_vllm.setup.settings",
-        "for size in sorted({min(size, max(1, most)) for size in sizes})]",
-        "for size in sizes if size <= max_num_seqs]",
+        "return sorted({tokens * min(size, most) for size in sizes})",
+        "return sorted({tokens * min(size, most) for size in sizes if size <= max_num_seqs})",
         "tests/vllm_generation/test_settings.py::test_graphs_are_captured_for_the_largest_batch_and_prompts_beside_it",
     ),
     Fault(
@@ -1098,8 +1098,8 @@ FAULTS = (
     Fault(
         "graphs are captured for more tokens than a step may have",
         "rlcore_vllm.setup.settings",
-        "for size in sorted({min(size, max(1, most)) for size in sizes})]",
-        "for size in sizes]",
+        "return sorted({tokens * min(size, most) for size in sizes})",
+        "return sorted({tokens * size for size in sizes})",
         "tests/vllm_generation/test_settings.py::test_no_graph_is_captured_that_no_step_fills[1-1500-1500]",
     ),
     Fault(
