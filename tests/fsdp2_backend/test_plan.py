@@ -1,5 +1,6 @@
 """The trainer's layouts for `rlcore plan`."""
 
+import pytest
 from attrs import evolve
 from trainer_plans import TrainerPlans, plan_context
 
@@ -39,3 +40,18 @@ def test_float64_doubles_what_float32_holds() -> None:
     context = evolve(plan_context(), as_configured=True)
     wide, plain = (plan(evolve(context, dtype=dtype), Fsdp2Config())[0].memory for dtype in ("float64", "float32"))
     assert all(abs(wide[name] - 2 * size) <= 2 for name, size in plain.items() if size)
+
+
+def test_weights_on_the_host_cost_their_way_and_the_hosts_update() -> None:
+    """Each microbatch brings 4 bytes a parameter twice. A microbatch of few tokens waits for them; a large one hides them, and
+    the updates of the host remain: 4 bytes of gradient on the way, 28 bytes at 34 GB/s."""
+    context = evolve(plan_context(), as_configured=True, device=DEVICES["H100"], world_size=1, max_microbatch_tokens=512)
+    for tokens, waits in ((512, True), (65536, False)):
+        small = evolve(context, max_microbatch_tokens=tokens)
+        (plain,), (offloaded,) = (plan(small, Fsdp2Config(cpu_offload=offload)) for offload in (False, True))
+        parameters = (plain.memory["optimizer state"]) / 8
+        updates = small.updates * parameters * (4 / small.device.host + 28 / 34e9)
+        added = offloaded.seconds["training"] - updates
+        assert (added > 1.2 * plain.seconds["training"]) is waits
+        assert waits or added == pytest.approx(plain.seconds["training"], rel=0.02)  # less the device's own update
+        assert offloaded.seconds["log-probabilities"] >= plain.seconds["log-probabilities"]

@@ -4,7 +4,7 @@ Memory is the table in docs/fsdp2.md, with activations as in Korthikanti et al. 
 attention.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
 from attrs import evolve
@@ -17,7 +17,14 @@ from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import find_architecture
 from rlcore_torchkit.optimizer.settings import DECODED_BYTES, DECODED_ELEMENTS
 from rlcore_torchkit.trainer.step_costs import Layout, layer_parameters, num_microbatches, num_parameters, state_bytes
-from rlcore_torchkit.trainer.trainer_plan import crossing, planned_model, sent_copies, tokens_of, trainer_seconds
+from rlcore_torchkit.trainer.trainer_plan import (
+    crossing,
+    host_update_seconds,
+    planned_model,
+    sent_copies,
+    tokens_of,
+    trainer_seconds,
+)
 
 SIZES = ("tensor_parallel", "context_parallel", "expert_parallel")
 """Sizes that a plan varies, unless the recipe sets them above 1."""
@@ -90,6 +97,8 @@ def _option(
         rate = context.device.network if "data" in layout.crosses_nodes else context.device.link
         steps = num_microbatches(tokens_of(context, 1 / context.updates), layout)
         seconds["training"] += 0.5 * reduced / rate * max(steps - 1, 0) * context.updates
+    if config.cpu_offload:
+        seconds = _with_weights_from_host(context, dims, reference, config, seconds)
     return PlanOption(
         options={name: value for name, value in changed.items() if value != getattr(given, name)},
         memory=memory | copies,
@@ -97,6 +106,25 @@ def _option(
         seconds=seconds,
         assumptions=("fsdp2 hides the gathering of weights behind computation of the same microbatch.",),
     )
+
+
+def _with_weights_from_host(
+    context: PlanContext, dims: ModelDims, reference: ModelDims | None, config: Fsdp2Config, seconds: Mapping[str, float]
+) -> dict[str, float]:
+    """The seconds where each microbatch brings the rank's masters from the host, once forward and once backward, while the
+    device computes, and where the host updates them."""
+    layout, shards = _layout(context, config), context.world_size // config.replicate
+    arrival = _master_bytes(context) / shards / context.device.host
+    own, other = (arrival * num_parameters(each) for each in (dims, reference or dims))
+    update, whole = (num_microbatches(tokens_of(context, share), layout) for share in (1 / context.updates, 1.0))
+    trained = _num_trained(context, dims)
+    updated = host_update_seconds(context, (num_parameters(dims) if trained is None else trained) / shards, 4)
+    return {
+        "log-probabilities": max(
+            seconds["log-probabilities"], whole * (own * context.policy_passes + other * context.reference_passes)
+        ),
+        "training": max(seconds["training"], 2 * own * update * context.updates) + updated * context.updates,
+    }
 
 
 def _layout(context: PlanContext, config: Fsdp2Config) -> Layout:

@@ -63,6 +63,11 @@ def _megatron_bytes(table: Mapping[str, Any]) -> float:
     return moments + (2 if table.get("store_param_remainders", True) else master)
 
 
+def share_on_host(table: Mapping[str, Any]) -> float:
+    """Return the share of the parameters whose optimizer is the host's."""
+    return float(table.get("optimizer_offload_fraction", 0.0)) if table.get("optimizer_cpu_offload") else 0.0
+
+
 def gradient_copy_bytes(table: Mapping[str, Any], gradient: int) -> float:
     """A parameter, for the whole of the optimizer's step. With `use_precision_aware_optimizer` it reads gradients as they are,
     unless it is Megatron's for the host, whose part on the device is another."""

@@ -6,14 +6,23 @@ from itertools import product
 from attrs import evolve
 
 from rlcore.spi import PlanContext, PlanOption
+from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.families.models import FAMILIES
 from rlcore_megatron.layouts.auto_layout import candidate_sizes, choose
 from rlcore_megatron.layouts.float8_share import weight_gradients_are_narrow, wide_layers
 from rlcore_megatron.layouts.layout_check import AUTO_SIZES, layout_problems, reference_layout_problems
 from rlcore_megatron.layouts.memory import Estimate, Workload, adapter_parameters, estimate
+from rlcore_megatron.layouts.optimizer_memory import share_on_host
 from rlcore_megatron.setup.config import MegatronConfig
-from rlcore_torchkit.trainer.step_costs import Layout
-from rlcore_torchkit.trainer.trainer_plan import PlannedModel, crossing, planned_model, sent_copies, trainer_seconds
+from rlcore_torchkit.trainer.step_costs import Layout, num_parameters
+from rlcore_torchkit.trainer.trainer_plan import (
+    PlannedModel,
+    crossing,
+    host_update_seconds,
+    planned_model,
+    sent_copies,
+    trainer_seconds,
+)
 
 MOST = 16
 """Most context ranks, and most stages, that a plan looks at."""
@@ -85,6 +94,11 @@ def _option(
         state_bytes=2.0 * (found.optimizer + found.weights),
         num_trained=None if context.lora is None else adapter_parameters(model.dims, load),
     )
+    on_host = share_on_host(config.optimizer)
+    if on_host:
+        trained = num_parameters(model.dims) if context.lora is None else adapter_parameters(model.dims, load)
+        sent = ITEM_BYTES[context.dtype] + (4 if config.ddp.get("grad_reduce_in_fp32", True) else ITEM_BYTES[context.dtype])
+        seconds["training"] += context.updates * host_update_seconds(context, on_host * trained / context.world_size, sent)
     return PlanOption(
         options={name: value for name, value in changed.items() if value != getattr(given, name)},
         memory=_memory(found) | copies,
