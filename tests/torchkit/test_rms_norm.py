@@ -75,3 +75,22 @@ def test_float32_on_cpu_has_the_gradients_of_float64(shape, needs_rows, needs_we
         assert (found is not None) == wanted
         if wanted:
             torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "autocast"),
+    [((16,), torch.float32, False), ((3, 16), torch.bfloat16, False), ((3, 16), torch.float32, True)],
+    ids=["one row", "weights in bfloat16", "autocast"],
+)
+def test_float32_rows_on_cpu_have_gradients_whatever_surrounds_them(shape, dtype, autocast):
+    generator = torch.Generator().manual_seed(4)
+    norm = FusedRMSNorm()
+    norm.weight, norm.variance_epsilon = nn.Parameter(torch.randn(16, generator=generator).to(dtype)), 1e-5
+    rows = torch.randn(shape, generator=generator).requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        norm(rows).square().sum().backward()
+    exact, weight = (part.detach().double().requires_grad_() for part in (rows, norm.weight))
+    (weight * exact / (exact.square().mean(-1, keepdim=True) + 1e-5).sqrt()).square().sum().backward()
+    assert (rows.grad.dtype, norm.weight.grad.dtype) == (torch.float32, dtype)
+    torch.testing.assert_close(rows.grad.double(), exact.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(norm.weight.grad.double(), weight.grad, rtol=1e-2, atol=1e-2)

@@ -6,6 +6,7 @@ from torch import nn
 from transformers.models.glm import modeling_glm
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
+from transformers.models.phi3 import modeling_phi3
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3_moe import modeling_qwen3_moe
@@ -55,3 +56,27 @@ def test_modules_of_another_form_are_left_alone(kind):
     nn.Module.__init__(module)
     fuse_rotary(module)
     assert type(module) is kind
+
+
+@pytest.mark.parametrize(
+    ("modeling", "kind", "width", "options", "learns"),
+    [
+        (modeling_phi3, modeling_phi3.Phi3Attention, 4, {}, False),
+        (modeling_qwen3, modeling_qwen3.Qwen3Attention, 8, {"unsqueeze_dim": 1}, False),
+        (modeling_qwen3, modeling_qwen3.Qwen3Attention, 8, {}, True),
+    ],
+    ids=["angles for half of each head", "an option by its name", "angles with gradients"],
+)
+def test_what_the_fused_operations_cannot_do_is_the_models_own(modeling, kind, width, options, learns):
+    generator = torch.Generator().manual_seed(1)
+    query, key = (torch.randn(1, heads, 7, 8, generator=generator) for heads in (4, 2))
+    angles = [torch.randn(1, 7, width, generator=generator) for _ in range(2)]
+    results = []
+    for rotate in (rotating(kind), getattr(modeling, ROTATE)):
+        leaves = [part.clone().requires_grad_(learns) for part in angles]
+        found = rotate(query, key, *leaves, **options)
+        if learns:
+            sum(part.sum() for part in found).backward()
+        results.append([*found, *(leaf.grad for leaf in leaves if learns)])
+    for found, expected in zip(*results, strict=True):
+        assert torch.equal(found, expected)

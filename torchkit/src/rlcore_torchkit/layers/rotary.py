@@ -49,11 +49,15 @@ def _rotates_halves(rotate: Rotate) -> bool:
     return all(part.shape == expected.shape and torch.allclose(part, expected) for part in found)
 
 
-def _rotate(rotate: Rotate, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    """Rotate query and key [1, H, T, D] by cos and sin [1, T, D]; by `rotate` where they are not plain float32 on CPU."""
+def _rotate(
+    rotate: Rotate, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *others: Any, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """Rotate query and key [1, H, T, D] by cos and sin [1, T, D]; by `rotate` where they are not plain float32 on CPU, where
+    angles are narrower than heads, or have gradients."""
     is_plain = all(type(part) is Tensor and part.dtype == torch.float32 for part in (query, key, cos, sin))
-    if others or not is_plain or query.device.type != "cpu":
-        return rotate(query, key, cos, sin, *others)
+    is_whole = cos.shape[-1] == query.shape[-1] and not (cos.requires_grad or sin.requires_grad)
+    if others or options or not is_plain or not is_whole or query.device.type != "cpu":
+        return rotate(query, key, cos, sin, *others, **options)
     apply: Any = _Rotation.apply
     first, second = sin[:, None].chunk(2, -1)
     return apply(query, cos[:, None], first, second), apply(key, cos[:, None], first, second)
