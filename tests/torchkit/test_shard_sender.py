@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rlcore.spi import RefitError, ShardExport, ShardRoute, ShardSlice, TensorSpec, WeightExport
+from rlcore_torchkit.refit.shard_receiver import ShardReceiver
 from rlcore_torchkit.refit.shard_route import ShardEnd, whole_slice
 from rlcore_torchkit.refit.shard_sender import ShardSender
 from rlcore_torchkit.testing.ranks import free_address, launch
@@ -108,3 +109,23 @@ def test_exports_of_other_tensors_take_turns_in_one_group() -> None:
         assert all(torch.equal(taken[spec.name], weights[spec.name]) for spec in specs)
     sender.close()
     group.close()
+
+
+def test_a_route_of_the_same_name_to_fewer_ranks_makes_a_group_anew() -> None:
+    at, sender = store(), ShardSender(0, 1, CPU)
+    receivers = [ShardReceiver(route=route_in(at), place=place, max_bytes=MAX_BYTES, device=CPU) for place in (0, 1)]
+    for count in (2, 1, 1):
+        weights, taken = weights_of(count), [dict[str, Tensor]() for _ in range(count)]
+        export = export_of(sender, weights)
+        assert export.shards is not None
+        export.shards.route = route_in(at, [WHOLE] * count)
+
+        def take(place: int, taken: list[dict[str, Tensor]] = taken) -> int:
+            load = taken[place].update
+            return receivers[place].take(SPECS, [WHOLE], lambda parts: load({spec.name: tensor for spec, _, tensor in parts}))
+
+        _, *digests = together(partial(list, export.buckets), *(partial(take, place) for place in range(count)))
+        assert sum(digests) % 2**64 == export.shards.digest
+        assert all(torch.equal(own[name], weights[name]) for own in taken for name in weights)
+    for end in (sender, *receivers):
+        end.close()

@@ -183,6 +183,9 @@ class ShardSender:
         meeting = tuple((route.address, route.name) for route in routes)
         if self._group is not None and self._group[0] != meeting:
             self._leave()
+        num_ranks = len(shards.held) + sum(len(each.wanted) for each in routes)
+        if self._group is not None and self._group[1].world_size != num_ranks:
+            self._leave()  # the same routes reach more ranks, or fewer
         self._num_groups[meeting] += self._group is None
         route = common_route(routes, self._num_groups[meeting])
         layouts = _Layouts(specs, shards.held, tuple(routes), shards.max_bucket_bytes)
