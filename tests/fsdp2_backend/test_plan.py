@@ -4,7 +4,7 @@ import pytest
 from attrs import evolve
 from trainer_plans import TrainerPlans, plan_context
 
-from rlcore.spi import OptimizerSpec
+from rlcore.spi import LoraSpec, OptimizerSpec
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.plan import plan
 from rlcore_plan.devices import DEVICES
@@ -55,3 +55,24 @@ def test_weights_on_the_host_cost_their_way_and_the_hosts_update() -> None:
         assert (added > 1.2 * plain.seconds["training"]) is waits
         assert waits or added == pytest.approx(plain.seconds["training"], rel=0.02)  # less the device's own update
         assert offloaded.seconds["log-probabilities"] >= plain.seconds["log-probabilities"]
+
+
+@pytest.mark.parametrize(
+    ("lora", "reshards", "trained", "scored"),
+    [
+        (None, True, 2 * 4, 4 / 2 + 2),
+        (None, False, 4, 4 / 2 + 2),
+        (LoraSpec(rank=8), True, 2 * 2, 2 / 2 + 2),
+        (LoraSpec(rank=8), False, 2, 2 / 2 + 2),
+    ],
+)
+def test_weights_come_from_the_host_in_the_dtype_that_they_are_kept_in(
+    lora: LoraSpec | None, reshards: bool, trained: float, scored: float
+) -> None:
+    """Bytes a parameter and microbatch: masters are float32, the base of adapters and a reference bfloat16. The policy scores
+    half of the samples. A slow way from the host leaves nothing else to see."""
+    slow = evolve(plan_context().device, host=1e8)
+    context = evolve(plan_context(), as_configured=True, device=slow, world_size=1, lora=lora)
+    (option,) = plan(context, Fsdp2Config(cpu_offload=True, reshard_after_forward=reshards))
+    seconds = option.seconds
+    assert seconds["training"] / seconds["log-probabilities"] == pytest.approx(trained / scored, rel=0.1)

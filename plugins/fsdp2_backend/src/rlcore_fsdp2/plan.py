@@ -111,11 +111,14 @@ def _option(
 def _with_weights_from_host(
     context: PlanContext, dims: ModelDims, reference: ModelDims | None, config: Fsdp2Config, seconds: Mapping[str, float]
 ) -> dict[str, float]:
-    """The seconds where each microbatch brings the rank's masters from the host, once forward and once backward, while the
-    device computes, and where the host updates them."""
+    """The seconds where each microbatch brings the rank's weights from the host, while the device computes, and where the host
+    updates them. Frozen weights come in the model's dtype, others as masters; they come forward and, unless kept, backward."""
     layout, shards = _layout(context, config), context.world_size // config.replicate
-    arrival = _master_bytes(context) / shards / context.device.host
-    own, other = (arrival * num_parameters(each) for each in (dims, reference or dims))
+    frozen = ITEM_BYTES[context.dtype]
+    item = _master_bytes(context) if context.lora is None else frozen
+    own = item * num_parameters(dims) / shards / context.device.host
+    other = frozen * num_parameters(reference or dims) / shards / context.device.host
+    arrivals = 2 if config.reshard_after_forward else 1
     update, whole = (num_microbatches(tokens_of(context, share), layout) for share in (1 / context.updates, 1.0))
     trained = _num_trained(context, dims)
     updated = host_update_seconds(context, (num_parameters(dims) if trained is None else trained) / shards, 4)
@@ -123,7 +126,7 @@ def _with_weights_from_host(
         "log-probabilities": max(
             seconds["log-probabilities"], whole * (own * context.policy_passes + other * context.reference_passes)
         ),
-        "training": max(seconds["training"], 2 * own * update * context.updates) + updated * context.updates,
+        "training": max(seconds["training"], arrivals * own * update * context.updates) + updated * context.updates,
     }
 
 
