@@ -287,7 +287,8 @@ def test_graphs_are_captured_with_and_without_drafts(tmp_path: Path) -> None:
     context = evolve(context_of(make_repetitive(tmp_path / "model")), rank_info=RankInfo(device="cuda"))
     config = VllmConfig(max_num_seqs=16, speculative_ngram=4, speculative_most_sequences=8)
     arguments = engine_settings(context, config).arguments
-    assert arguments["cudagraph_capture_sizes"] == [1, 2, 4, 5, 8, 10, 16, 20, 40]
+    # Without drafts prompts of 16 tokens beside all sequences have a graph too, of 32.
+    assert arguments["cudagraph_capture_sizes"] == [1, 2, 4, 5, 8, 10, 16, 20, 32, 40]
     assert arguments["speculative_config"]["num_speculative_tokens_per_batch_size"] == [(1, 8, 4), (9, 16, 0)]
     assert arguments["speculative_config"]["method"] == "ngram"
     wide = engine_settings(context, evolve(config, speculative_most_sequences=16)).arguments["speculative_config"]

@@ -227,7 +227,20 @@ def capture_sizes(config: VllmConfig) -> list[int]:
     prompts beside them. Larger batches are launched kernel by kernel, which took 110 ms for 34 with a model of experts. There
     are four sizes between a power of two and the next, as each takes 0.1 s to capture, and closer ones above all sequences,
     where most steps lie while samples wait."""
-    max_num_seqs, tokens = config.max_num_seqs, 1 + num_guessed(config)
+    tokens = 1 + num_guessed(config)
+    sizes = _batches(config.max_num_seqs, tokens)
+    # vLLM drops sizes above a step's, and where it guesses those that are no multiple of a sequence's tokens.
+    most = max(1, batched_tokens(config) // tokens)
+    if not drafts_sometimes(config):
+        return sorted({tokens * min(size, most) for size in sizes})
+    assert config.speculative_most_sequences is not None
+    most = min(most, config.speculative_most_sequences)
+    plain = {min(size, batched_tokens(config)) for size in _batches(config.max_num_seqs, 1)}
+    return sorted(plain | {tokens * min(size, most) for size in sizes})
+
+
+def _batches(max_num_seqs: int, tokens: int) -> list[int]:
+    """Return the sizes of graphs in sequences of so many tokens."""
     sizes = [1, 2, 4, 8]
     while sizes[-1] < max_num_seqs:
         sizes.append(sizes[-1] + max(8, 2 ** (sizes[-1].bit_length() - 1) // 4))
@@ -236,14 +249,7 @@ def capture_sizes(config: VllmConfig) -> list[int]:
     while beside < max_num_seqs:
         sizes.append(max_num_seqs + math.ceil(beside / tokens))
         beside *= 2
-    sizes.append(max_num_seqs + math.ceil(max_num_seqs / tokens))
-    # vLLM drops sizes above a step's, and where it guesses those that are no multiple of a sequence's tokens.
-    most = max(1, batched_tokens(config) // tokens)
-    if not drafts_sometimes(config):
-        return sorted({tokens * min(size, most) for size in sizes})
-    assert config.speculative_most_sequences is not None
-    most = min(most, config.speculative_most_sequences)
-    return sorted({tokens * min(size, most) for size in sizes} | {min(size, batched_tokens(config)) for size in sizes})
+    return [*sizes, max_num_seqs + math.ceil(max_num_seqs / tokens)]
 
 
 def memory_share(config: VllmConfig, context: GeneratorContext | CheckContext) -> float:
