@@ -42,6 +42,8 @@ THINGS = ("apples", "books", "cards", "eggs", "flowers", "pencils", "stones", "t
 ASKS_FOR = "\nAnswer:"
 BLOCK = 1000
 """Problems that one data set of reasoning-gym has here."""
+MOST_REPEATED = 10 * BLOCK
+"""Rounds of the families that bring no new problem."""
 
 
 def problems(family: str, seed: int) -> Iterator[dict[str, Any]]:
@@ -84,12 +86,17 @@ def row_of(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def distinct(families: list[str], seed: int, known: set[str]) -> Iterator[dict[str, Any]]:
-    """Problems of the families in turns, none of them known and each once; it adds them to `known`."""
-    for entries in zip(*(problems(family, seed) for family in families), strict=True):
+    """Problems of the families in turns, none of them known and each once; it adds them to `known`. SystemExit once there are
+    no others."""
+    last = 0
+    for number, entries in enumerate(zip(*(problems(family, seed) for family in families), strict=True)):
         for entry in entries:
             if entry["question"] not in known:
                 known.add(entry["question"])
+                last = number
                 yield row_of(entry)
+        if number - last > MOST_REPEATED:
+            raise SystemExit(f"found {len(known)} problems of {', '.join(families)}; expected more. Ask for fewer rows")
 
 
 def write(path: Path, rows: Iterator[dict[str, Any]]) -> None:

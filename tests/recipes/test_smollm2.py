@@ -4,8 +4,9 @@ import json
 import re
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,19 @@ def test_word_problems_have_their_answers(script: Script, tmp_path: Path) -> Non
         assert right > 0
         assert score(f"It is {right}.", row["entry"]) == {"reward": 1.0, "success": True}
         assert score(f"It is {right + 1}.", row["entry"]) == {"reward": 0.0, "success": False}
+
+
+@pytest.mark.parametrize("families", [["gcd"], ["gcd", "word_problems"]])
+def test_more_rows_than_there_are_problems_end_the_script(families: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def three(family: str, _: int) -> Iterator[dict[str, object]]:
+        return cycle({"question": f"{family} {number}", "answer": str(number)} for number in range(3))
+
+    distinct = load_function(f"{FOLDER}/make_rows.py:distinct", "rows")
+    monkeypatch.setitem(distinct.__globals__, "problems", three)
+    number = 3 * len(families)
+    assert len(list(islice(distinct(families, 0, set()), number))) == number
+    with pytest.raises(SystemExit, match=f"found {number} problems of {', '.join(families)}"):
+        list(islice(distinct(families, 0, set()), number + 1))
 
 
 def test_a_gguf_file_becomes_a_directory_that_trains(script: Script, tmp_path: Path) -> None:
