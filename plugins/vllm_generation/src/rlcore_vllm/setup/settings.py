@@ -227,15 +227,15 @@ def capture_sizes(config: VllmConfig) -> list[int]:
     prompts beside them. Larger batches are launched kernel by kernel, which took 110 ms for 34 with a model of experts. There
     are four sizes between a power of two and the next, as each takes 0.1 s to capture, and closer ones above all sequences,
     where most steps lie while samples wait."""
-    tokens = 1 + num_guessed(config)
-    sizes = _batches(config.max_num_seqs, tokens)
+    max_num_seqs, tokens = config.max_num_seqs, 1 + num_guessed(config)
+    sizes = _batches(max_num_seqs, tokens)
     # vLLM drops sizes above a step's, and where it guesses those that are no multiple of a sequence's tokens.
     most = max(1, batched_tokens(config) // tokens)
     if not drafts_sometimes(config):
         return sorted({tokens * min(size, most) for size in sizes})
     assert config.speculative_most_sequences is not None
     most = min(most, config.speculative_most_sequences)
-    plain = {min(size, batched_tokens(config)) for size in _batches(config.max_num_seqs, 1)}
+    plain = {min(size, batched_tokens(config)) for size in _batches(max_num_seqs, 1)}
     return sorted(plain | {tokens * min(size, most) for size in sizes})
 
 
