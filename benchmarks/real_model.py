@@ -57,9 +57,11 @@ def write_rows(directory: Path, rows: Path | None, seeds: Sequence[int], setting
         lines = [json.dumps({"prompt": row["prompt"], "answer": row["answer"]}) + "\n" for row in chosen]
         (directory / name).write_text("".join(lines))
 
+    for old in directory.glob("held-out-*.jsonl"):
+        old.unlink()
     for name in dict.fromkeys(set_of(row) for row in held_out):
         of_set = [row for row in held_out if set_of(row) == name]
-        write(f"held-out-{name}.jsonl", of_set[: settings.num_held_out * len(of_set) // len(held_out)])
+        write(f"held-out-{name}.jsonl", of_set[: max(1, settings.num_held_out * len(of_set) // len(held_out))])
     for seed in seeds:
         source, number, order = random.Random(seed), settings.num_steps * settings.num_prompts, list[Any]()
         while len(order) < number:  # whole passes, each in an order of its own
@@ -96,7 +98,8 @@ def start(
         if state is not None:
             print(f"{name}: {state}; the end of {log}:\n{last_lines(log)}", flush=True)
 
-    (directory / f"{run_name(*runs[0])}.json").unlink(missing_ok=True)
+    for each in runs:
+        (directory / f"{run_name(*each)}.json").unlink(missing_ok=True)
     with ThreadPoolExecutor(together) as pool:
         first, *others = runs
         begun = pool.submit(run, *first)
