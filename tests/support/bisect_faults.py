@@ -33,8 +33,8 @@ class Fault:
 
     expected: tuple[str, ...]
     """The components at fault, sorted."""
-    quantity: str
-    """The first quantity that shows it."""
+    quantity: str | tuple[str, ...]
+    """The first quantity that shows it; several where rounding decides."""
     both: Sections = field(factory=dict)
     """Sections of both runs' recipes. {folder} stands for a folder of the fault's own."""
     bad: Sections = field(factory=dict)
@@ -193,6 +193,8 @@ FAULTS = {
         bad={"trainer": {"fsdp2": {"fp8": True}}},
     ),
     "another trainer": Fault(
-        expected=("trainer",), quantity="update 1: gradient of a tensor", bad={"trainer": {"name": "megatron"}}
+        expected=("trainer",),
+        quantity=("update 1: log-probabilities", "update 1: gradient of a tensor"),
+        bad={"trainer": {"name": "megatron"}},
     ),
 }

@@ -172,8 +172,8 @@ def test_an_engine_that_stands_still_as_it_generates_is_ended_long_before_a_gene
     def stopping(samples, deliver, *others):
         return generate(samples, lambda finished: (stopped.suspend(), deliver(finished)), *others)
 
-    request = request_of(16, 280)
-    request.max_tokens[::4] = 1
+    request = request_of(128, 280)
+    request.max_tokens[::32] = 1
     with monkeypatch.context() as patched:
         patched.setattr(replica, "generate", stopping)
         patched.setattr(replica, "_config", evolve(replica._config, refit_timeout_s=5.0, generate_timeout_s=60.0))

@@ -117,11 +117,7 @@ def context_of(model: Repetitive, **options: Any) -> GeneratorContext:
 
 @pytest.fixture(scope="module")
 def engine(model: Repetitive, method: str) -> Iterator[VllmBackend]:
-    yield from started(model, method)
-
-
-def started(model: Repetitive, method: str, **options: Any) -> Iterator[VllmBackend]:
-    backend = VllmBackend(context_of(model), VllmConfig(cpu_kv_cache_gib=0.1, **guesses(method, model), **options))
+    backend = VllmBackend(context_of(model), VllmConfig(cpu_kv_cache_gib=0.1, **guesses(method, model)))
     yield backend
     backend.close(CloseRequest())
 
@@ -216,30 +212,37 @@ def test_tokens_are_of_the_models_distribution_whatever_is_guessed(
 
 @pytest.mark.wide(keep=["ngram", "eagle3"])
 @pytest.mark.parametrize("method", METHODS, scope="module")
-def test_steps_with_many_sequences_draft_nothing(model: Repetitive, method: str) -> None:
+def test_steps_with_many_sequences_draft_nothing(model: Repetitive, method: str, tmp_path: Path) -> None:
     """At most three sequences are drafted for: those that are left of eight. All tokens are of the model's distribution."""
     table = model.logprobs(0.8, SamplingParams())
-    for engine in started(model, method, speculative_most_sequences=3):
+    context = evolve(context_of(model), channel="shared_memory", log_directory=tmp_path)
+    config = VllmConfig(cpu_kv_cache_gib=0.1, speculative_most_sequences=3, **guesses(method, model))
+    backend = VllmBackend(context, config)
 
-        def drafts(version: int, lengths: list[int], engine: VllmBackend = engine) -> DraftCounts | None:
-            weights = make_export(model.weights(0.8), version)
-            engine.refit(RefitRequest(weight_version=version, channel="in_process", weights=weights, may_alias=False))
-            request = evolve(request_of(version, SamplingParams()), max_tokens=np.array(lengths, np.int32))
-            result = engine.generate(request)
-            before = np.concatenate([[9], result.tokens[:-1]])
-            before[result.offsets[:-1]] = 9
-            np.testing.assert_allclose(result.logprobs, table[before, result.tokens], atol=1e-4)
-            assert (np.diff(result.offsets) == lengths).all()
-            weights = make_export(model.weights(0.8), version + 1)
-            last = RefitRequest(weight_version=version + 1, channel="in_process", weights=weights, may_alias=False)
-            return engine.refit(last).drafts
+    def refit(version: int) -> DraftCounts | None:
+        weights = make_export(model.weights(0.8), version)
+        request = RefitRequest(weight_version=version, channel="shared_memory", weights=weights, may_alias=False)
+        return backend.refit(request).drafts
 
+    def drafts(version: int, lengths: list[int]) -> DraftCounts | None:
+        refit(version)
+        request = evolve(request_of(version, SamplingParams()), max_tokens=np.array(lengths, np.int32))
+        result = backend.generate(request)
+        before = np.concatenate([[9], result.tokens[:-1]])
+        before[result.offsets[:-1]] = 9
+        np.testing.assert_allclose(result.logprobs, table[before, result.tokens], atol=1e-4)
+        assert (np.diff(result.offsets) == lengths).all()
+        return refit(version + 1)
+
+    try:
         assert drafts(0, [LENGTH] * 8) == DraftCounts()
         some = drafts(2, [4] * 5 + [2 * LENGTH] * 3)
         assert some is not None
         assert some.num_accepted_tokens > 0
         assert some.num_drafts <= 3 * (2 * LENGTH - 4)
         assert some.num_draft_tokens <= GUESSED * some.num_drafts
+    finally:
+        backend.close(CloseRequest())
 
 
 @pytest.mark.wide(keep=["draft_model"])

@@ -31,6 +31,19 @@ def test_functions_of_a_file_share_its_module_until_it_changes(file: Path) -> No
     assert load_function(f"{file}:f", "key")() == 8
 
 
+def test_a_file_that_changes_within_a_second_to_a_text_of_equal_size_loads_anew(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where Python keeps bytecode, by a file's second and size."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    found = []
+    for number in (1, 2):
+        file.write_text(f"def value():\n    return {number}\n")
+        os.utime(file, ns=(10**18, 10**18 + number))
+        found.append(load_function(f"{file}:value", "key")())
+    assert found == [1, 2]
+
+
 def test_modules_are_named_too() -> None:
     assert load_function("os.path:join", "key") is os.path.join
 

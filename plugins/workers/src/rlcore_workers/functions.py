@@ -6,7 +6,8 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -23,6 +24,13 @@ _TIMES = 10.0
 _FILES: dict[Path, tuple[tuple[int, int], ModuleType]] = {}
 """Loaded modules by their file, with the file's time and size. Functions of one file share a module; a changed file loads
 anew."""
+
+
+class _FromSource(SourceFileLoader):
+    """Reads no bytecode: Python takes that of an earlier text of equal size from the same second."""
+
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        raise OSError(f"no bytecode is kept of {path}")
 
 
 def load_function(path: str, key: str, expected: str = FORM) -> Function:
@@ -100,7 +108,8 @@ def _module(name: str) -> ModuleType:
         return known[1]
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # for what lies beside it
-    spec = importlib.util.spec_from_file_location(f"rlcore_file_{file.stem}", file)
+    name = f"rlcore_file_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file, loader=_FromSource(name, str(file)))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
