@@ -14,7 +14,8 @@ from rlcore_torchkit.trainer.step_costs import Layout, Tokens, num_parameters, p
 
 CONFIG = "config.json"
 HOST_ADAM_BYTES = 28
-"""Of a parameter on the host that an update reads and writes: master and moments both ways, and the gradient, in float32."""
+"""Bytes that an update on the host reads and writes for a parameter: master and moments both ways, and the gradient, in
+float32."""
 HOST_ADAM_RATE = 34e9
 """Bytes/s of such an update: with it on the host, a step of 1.5 billion parameters took 1.41 s longer on one H100."""
 EXPERT_KEYS = ("n_routed_experts", "num_local_experts")
