@@ -58,7 +58,7 @@ def test_cpu_step(script: Script) -> None:
 def test_replay(script: Script) -> None:
     found = rows(script("replay.py", "--quick"), "run ", "replay ", "replay without rewards ")
     assert all(float(figures[0]) > 0 and float(figures[1]) > 0.1 for figures in found.values())
-    assert found["replay "][2] == "0"
+    assert found["replay "][3] == "0"
 
 
 def test_balancing(script: Script) -> None:
