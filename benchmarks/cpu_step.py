@@ -171,10 +171,10 @@ def run_bare(model: str, case: str, num_steps: int) -> dict[str, float]:
 
 
 class Contestant:
-    """A process that makes a step whenever it is told to."""
+    """A process that waits for a line before each step."""
 
     def __init__(self, name: str, python: str, model: str, case: str, num_steps: int) -> None:
-        """Start it and wait for its first step."""
+        """Start the process and wait for its first step."""
         threads = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
         command = [python, __file__, "--contestant", name, "--model", model, "--cases", case, "--steps", str(num_steps)]
@@ -186,14 +186,14 @@ class Contestant:
         self.start_up = time.perf_counter() - start
 
     def step(self) -> float:
-        """Seconds of its next step."""
+        """Seconds of the next step."""
         start = time.perf_counter()
         self._go_on()
         self._read_until(STEP_ENDED)
         return time.perf_counter() - start
 
     def finish(self) -> dict[str, float]:
-        """Let it end after its last step; return the seconds of its phases."""
+        """Let the process end after its last step; return the seconds of its phases."""
         self._go_on()
         phases: dict[str, float] = json.loads(self._read_until(PHASES).removeprefix(PHASES))
         return phases

@@ -9,7 +9,7 @@ from real_model_sides import SIDES, run_name
 
 LABELS = {"fsdp2": "rlcore, fsdp2", "megatron": "rlcore, megatron", "trl": "TRL"}
 VARIANTS = (("megatron", "trl", "staleness 1", "staleness 4", "8 bits", "adapters"), ("DAPO", "GSPO", "RLOO", "Dr.GRPO"))
-"""Of the second figure: kinds of run, and algorithms, both beside `fsdp2`."""
+"""Sides of each half of the second figure: kinds of run, and algorithms. `fsdp2` is beside both."""
 COLOURS = {"fsdp2": "#4c78a8", "megatron": "#f58518", "trl": "#54a24b"}
 
 

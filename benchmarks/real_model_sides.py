@@ -34,9 +34,9 @@ class Settings:
     generator: str = "vllm"
     """"vllm" or "transformers"."""
     cache_bytes: int = 2 * 2**30
-    """Of one engine's keys and values on a GPU."""
+    """Bytes of one engine's keys and values on a GPU."""
     memory_share: float = 0.05
-    """Of the device, which an engine wants free at its start."""
+    """Share of the device's memory that is free where an engine starts."""
 
 
 EIGHT_BITS = {
@@ -62,7 +62,7 @@ SIDES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def run_name(side: str, seed: int) -> str:
-    """Of files."""
+    """Name of a run's files."""
     return f"{side.replace(' ', '-').replace('.', '').lower()}-{seed}"
 
 
@@ -92,8 +92,8 @@ class Record:
 
 
 def fix_cache(num_bytes: int) -> None:
-    """Give each engine so many bytes of keys and values. It otherwise measures what is free, and takes what other runs allocate
-    meanwhile for its own. Neither side has an option for it."""
+    """Give each engine so many bytes of keys and values. By itself an engine measures the free memory, and counts what other
+    runs allocate meanwhile as its own. Neither side has an option for it."""
     from vllm.v1.worker.gpu_worker import Worker
 
     measure = Worker.determine_available_memory

@@ -17,8 +17,8 @@ def last_number(text: str) -> str:
 
 
 def score(completion: str, entry: Mapping[str, Any]) -> dict[str, float | bool]:
-    """What reasoning-gym gives for the response's last number, from 0 to 1; `entry` is one of its own, or a word problem, whose
-    answer is right or wrong."""
+    """Score the response's last number by reasoning-gym, from 0 to 1. `entry` is one of its own, or a word problem, which is
+    right or wrong."""
     if entry["metadata"]["source_dataset"] == WORD_PROBLEMS:
         is_right = exact(completion, entry["answer"])
         return {"reward": float(is_right), "success": is_right}

@@ -23,7 +23,7 @@ FAMILIES = {
 
 
 def rotating(kind):
-    """What a fused module of this kind calls."""
+    """Return the function that a fused module of this kind calls."""
     module = kind.__new__(kind)
     nn.Module.__init__(module)
     fuse_rotary(module)

@@ -72,7 +72,7 @@ def test_a_rank_that_does_not_come_to_a_later_plan_is_an_error() -> None:
 def test_later_plans_connect_ranks_that_are_not_connected_yet(
     plans: list[list[tuple[int, ...]]], expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the sizes of the groups; each of their ranks makes its own end."""
+    """Count the groups by their sizes. Each rank makes an end of its own."""
     made, make = list[int](), dist.ProcessGroupGloo
 
     def counted(at: Any, rank: int, size: int, timeout: Any) -> Any:

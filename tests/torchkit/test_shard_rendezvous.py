@@ -6,7 +6,7 @@ from attrs import evolve
 from rlcore.spi import WorkerError
 from rlcore.spi.weights import ShardSlice
 from rlcore_torchkit.refit import shard_rendezvous
-from rlcore_torchkit.refit.shard_rendezvous import Notice, Rendezvous, common_route, first_ranks
+from rlcore_torchkit.refit.shard_rendezvous import RefitAnnouncement, Rendezvous, common_route, first_ranks
 
 from .shard_threads import WHOLE, route_in, store  # type: ignore[import-not-found]
 
@@ -39,13 +39,13 @@ def test_every_refit_is_told_and_heard_in_order() -> None:
     told, ears = Rendezvous(own), [Rendezvous(own), Rendezvous(own)]
     common = common_route([other, own], 1)
     cut = evolve(common, wanted=(WHOLE[:2], *common.wanted[1:]))
-    first, second = (common, Notice(common.name, 1, 1)), (cut, Notice(common.name, 2, 1))
-    refits = [(own, Notice(own.name, 1, 0)), first, second, first, second]
+    first, second = (common, RefitAnnouncement(common.name, 1, 1)), (cut, RefitAnnouncement(common.name, 2, 1))
+    refits = [(own, RefitAnnouncement(own.name, 1, 0)), first, second, first, second]
     for refit in refits:
         told.tell(*refit)
     for ear in ears:
         heard = [ear.hear() for _ in refits]
-        assert [(ear.route(notice), notice) for notice in heard] == refits
+        assert [(ear.route(announcement), announcement) for announcement in heard] == refits
 
 
 def test_a_refit_that_does_not_come_is_an_error() -> None:
@@ -66,5 +66,5 @@ def test_a_route_of_any_size_is_heard(monkeypatch: pytest.MonkeyPatch, value_byt
     at = store()
     route = route_in(at, [parts, parts[:2]])
     told, ear = Rendezvous(route), Rendezvous(route)
-    told.tell(route, Notice(route.name, 1, 1))
+    told.tell(route, RefitAnnouncement(route.name, 1, 1))
     assert ear.route(ear.hear()) == route

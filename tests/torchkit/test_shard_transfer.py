@@ -63,7 +63,7 @@ def test_a_bucket_that_changed_is_not_taken() -> None:
     ids=["a view of the bucket", "of several pieces"],
 )
 def test_parts_that_are_not_there_are_made(max_piece_bytes: int, num_pieces: int) -> None:
-    """What fills up pieces is zero, so that equal values have equal digests."""
+    """Bytes between pieces are zero, so that equal values have equal digests."""
     pieces = plan_pieces((SPEC,), [[WHOLE]], [[rows(0, 5)]], max_piece_bytes)
     buckets = make_bucket_list((SPEC,), pieces, 10**6)
     values, line = torch.randn(8, 6, requires_grad=True), Line(0, [])

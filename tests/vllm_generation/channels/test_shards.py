@@ -209,7 +209,7 @@ def test_a_group_lasts_as_long_as_its_ranks(told, counts, restarts_at, num_group
 
 
 def test_what_a_trainer_holds_may_change(trial):
-    """The engines are told of it in the same refit."""
+    """The same refit names the new parts to the engines."""
     trial.refit(0, UNTOLD)
     trial.holds_halves = True
     tensors, found = trial.refit(1, UNTOLD)

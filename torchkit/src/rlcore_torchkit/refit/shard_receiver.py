@@ -8,7 +8,7 @@ from torch import Tensor
 from rlcore.spi import ShardRoute, ShardSlice, TensorSpec
 from rlcore_torchkit.refit.shard_cache import ShardCache
 from rlcore_torchkit.refit.shard_group import ProcessShardGroup
-from rlcore_torchkit.refit.shard_rendezvous import Notice, Rendezvous
+from rlcore_torchkit.refit.shard_rendezvous import RefitAnnouncement, Rendezvous
 from rlcore_torchkit.refit.shard_route import ShardEnd
 
 
@@ -16,7 +16,7 @@ class ShardReceiver:
     """One rank of a route. It keeps its process group while the same ranks meet, and a plan of each kind of refit."""
 
     def __init__(self, *, route: ShardRoute, place: int, max_bytes: int, device: torch.device) -> None:
-        """`place` is the rank's among those of the route; each refit's notice names the group, and its plan what all want.
+        """`place` is the rank's among those of the route; each refit names its group and plan.
 
         WorkerError where the route's store is not there.
         """
@@ -59,26 +59,28 @@ class ShardReceiver:
 
     def _joined(self, specs: Sequence[TensorSpec], held: Sequence[Sequence[ShardSlice]]) -> ShardEnd:
         """Return the end of the plan that the trainer names this time. A new plan keeps the group."""
-        notice = self._rendezvous.hear()
-        name = notice.group, notice.first
+        announcement = self._rendezvous.hear()
+        name = announcement.group, announcement.first
         if self._group is not None and self._group[0] != name:
             self.close()
-        end = self._ends.get(notice.plan)
+        end = self._ends.get(announcement.plan)
         if end is None or end.specs != specs:
             self._ends = {number: each for number, each in self._ends.items() if each.specs != specs}
-            end = self._ends[notice.plan] = self._planned(notice, specs, held)
+            end = self._ends[announcement.plan] = self._planned(announcement, specs, held)
         return end
 
-    def _planned(self, notice: Notice, specs: Sequence[TensorSpec], held: Sequence[Sequence[ShardSlice]]) -> ShardEnd:
-        route = self._rendezvous.route(notice)
+    def _planned(
+        self, announcement: RefitAnnouncement, specs: Sequence[TensorSpec], held: Sequence[Sequence[ShardSlice]]
+    ) -> ShardEnd:
+        route = self._rendezvous.route(announcement)
         if self._group is None:
-            rank, num_ranks = len(held) + notice.first + self._place, len(held) + len(route.wanted)
-            self._group = (notice.group, notice.first), ProcessShardGroup(route, rank, num_ranks, self._device)
+            rank, num_ranks = len(held) + announcement.first + self._place, len(held) + len(route.wanted)
+            self._group = (announcement.group, announcement.first), ProcessShardGroup(route, rank, num_ranks, self._device)
         return ShardEnd(
             specs=specs,
             held=held,
             wanted=route.wanted,
             group=self._group[1],
-            number=notice.plan,
+            number=announcement.plan,
             max_bytes=self._max_bytes,
         )

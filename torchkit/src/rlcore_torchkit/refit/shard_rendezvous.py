@@ -1,8 +1,8 @@
 """The rendezvous of a refit by shards: generators of several trainer ranks join one process group with the trainer.
 
-A generator knows only its own ranks. Before each refit, its trainer rank publishes a notice in the store of the generator's own
-route: the group, the plan, and the number of the generator's first rank in the group. It publishes the common route with each
-plan that is new.
+A generator knows only its own ranks. Before each refit, its trainer rank publishes an announcement in the store of the
+generator's own route: the group, the plan, and the number of the generator's first rank in the group. It publishes the common
+route with each plan that is new.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ def first_ranks(routes: Sequence[ShardRoute]) -> list[int]:
 
 
 @frozen
-class Notice:
+class RefitAnnouncement:
     """The announcement of one refit."""
 
     group: str
@@ -59,7 +59,7 @@ class Notice:
 
 
 class Rendezvous:
-    """Publishes or reads the notice of each refit, in the store of one route."""
+    """Publishes or reads the announcement of each refit, in the store of one route."""
 
     def __init__(self, route: ShardRoute) -> None:
         """WorkerError where the store is not there."""
@@ -73,31 +73,31 @@ class Rendezvous:
             raise self._lost(error) from error
         self._store = PrefixStore(f"notices-{route.name}", store)
 
-    def tell(self, common: ShardRoute, notice: Notice) -> None:
-        """Publish a refit, and its common route if the notice names a plan for the first time. Called once for each refit."""
-        key = _key(notice)
+    def tell(self, common: ShardRoute, announcement: RefitAnnouncement) -> None:
+        """Publish a refit, and its common route if the plan is new. Called once for each refit."""
+        key = _key(announcement)
         try:
             if key not in self._told:
                 self._put(key, zlib.compress(_written(common).encode(), 1))
-            self._store.set(str(self._number), json.dumps(astuple(notice)))
+            self._store.set(str(self._number), json.dumps(astuple(announcement)))
         except RuntimeError as error:
             raise self._lost(error) from error
         self._told.add(key)
         self._number += 1
 
-    def hear(self) -> Notice:
-        """Wait for the notice of the next refit."""
+    def hear(self) -> RefitAnnouncement:
+        """Wait for the announcement of the next refit."""
         try:
-            notice = Notice(*json.loads(self._store.get(str(self._number))))
+            announcement = RefitAnnouncement(*json.loads(self._store.get(str(self._number))))
         except RuntimeError as error:
             raise self._lost(error) from error
         self._number += 1
-        return notice
+        return announcement
 
-    def route(self, notice: Notice) -> ShardRoute:
-        """Read the common route of a notice."""
+    def route(self, announcement: RefitAnnouncement) -> ShardRoute:
+        """Read the common route of an announcement."""
         try:
-            return _read(zlib.decompress(self._taken(_key(notice))).decode())
+            return _read(zlib.decompress(self._taken(_key(announcement))).decode())
         except RuntimeError as error:
             raise self._lost(error) from error
 
@@ -115,8 +115,8 @@ class Rendezvous:
         return WorkerError(f"refit: channel shards: no word of the refit at {at}: {error}")
 
 
-def _key(notice: Notice) -> str:
-    return f"{notice.group}@{notice.plan}"
+def _key(announcement: RefitAnnouncement) -> str:
+    return f"{announcement.group}@{announcement.plan}"
 
 
 def _host(route: ShardRoute) -> str:

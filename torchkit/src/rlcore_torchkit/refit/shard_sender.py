@@ -28,7 +28,7 @@ from rlcore_torchkit.distributed.cached_all_gather import CachedAllGather
 from rlcore_torchkit.refit.digest import tensor_digests
 from rlcore_torchkit.refit.shard_cache import ShardCache
 from rlcore_torchkit.refit.shard_group import ProcessShardGroup
-from rlcore_torchkit.refit.shard_rendezvous import Notice, Rendezvous, common_route, first_ranks
+from rlcore_torchkit.refit.shard_rendezvous import RefitAnnouncement, Rendezvous, common_route, first_ranks
 from rlcore_torchkit.refit.shard_route import ShardEnd
 from rlcore_torchkit.refit.shard_transfer import TransferStats
 
@@ -179,7 +179,7 @@ class ShardSender:
             raise failure or RefitError(f"refit: another rank of the trainer failed: {listed(found, 3)}")
 
     def _joined(self, routes: Sequence[ShardRoute], shards: ShardExport, specs: tuple[TensorSpec, ...]) -> ShardEnd:
-        """Return the end of these layouts, once the generators' ranks are told of it. A new plan keeps the group."""
+        """Publish the refit to the generators' ranks; return the end of these layouts. A new plan keeps the group."""
         meeting = tuple((route.address, route.name) for route in routes)
         if self._group is not None and self._group[0] != meeting:
             self._leave()
@@ -194,7 +194,7 @@ class ShardSender:
         if shards.route is not None:
             firsts = dict(zip(meeting, first_ranks(routes), strict=True))
             own = shards.route.address, shards.route.name
-            self._tell(shards.route, route, Notice(route.name, plan, firsts[own]))
+            self._tell(shards.route, route, RefitAnnouncement(route.name, plan, firsts[own]))
         if number is None:
             self._add_end(meeting, route, layouts)
         return self._ends[plan][1]
@@ -224,13 +224,13 @@ class ShardSender:
             self._group[1].close()
         self._group, self._ends, self._num_plans = None, {}, 0
 
-    def _tell(self, own: ShardRoute, common: ShardRoute, notice: Notice) -> None:
+    def _tell(self, own: ShardRoute, common: ShardRoute, announcement: RefitAnnouncement) -> None:
         """Tell the ranks of this rank's generator of the refit, for which they wait."""
         key = own.address, own.name
         self._rendezvous = {known: each for known, each in self._rendezvous.items() if known[0] == own.address}
         if key not in self._rendezvous:
             self._rendezvous[key] = Rendezvous(own)
-        self._rendezvous[key].tell(common, notice)
+        self._rendezvous[key].tell(common, announcement)
 
     def _gathered(self, own: Any) -> list[Any]:
         """Gather a value from every rank of the trainer, in their order."""

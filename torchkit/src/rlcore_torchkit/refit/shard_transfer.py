@@ -154,7 +154,7 @@ class Bucket:
 
     @cached_property
     def _gaps(self) -> list[slice]:
-        """What fills up pieces."""
+        """Bytes between pieces, which are zero."""
         gaps = [slice(end - _aligned(piece) + piece.num_bytes, end) for piece, end in zip(self.pieces, self._ends, strict=True)]
         return [gap for gap in gaps if gap.start < gap.stop]
 
