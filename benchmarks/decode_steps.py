@@ -1,12 +1,12 @@
 """Milliseconds of a decoding step of the generator `vllm`, by the number of sequences, against the memory that it reads.
 
     python benchmarks/decode_steps.py
-    python benchmarks/decode_steps.py --rows "as it is" "full graphs" --set quantization=fp8 --set kv_cache_dtype=fp8
+    python benchmarks/decode_steps.py --rows default "full graphs" --set quantization=fp8 --set kv_cache_dtype=fp8
     python benchmarks/decode_steps.py --quick --device cpu       # a tiny shape, to try the script
 
-The tail of a generation is steps with few sequences: as many steps as its longest answer has tokens, whatever is done for the
-others. One engine of the 8B shape with random weights, in this process. A step's time is the difference of two generations of
-other lengths, divided by the difference of their lengths, so that prompts and the ends of samples do not count. The floor of a
+The longest answer sets the number of steps of a generation, so its tail is steps with few sequences. One engine of the 8B
+shape with random weights, in this process. A step's time is (long generation - short generation) / difference in tokens, which
+cancels prompts. The floor of a
 step is its weights and the keys and values of all sequences, read once at the rate of a copy on this device. With `--kernels N`
 the device's time of a step is divided among its N longest kernels, for 8 sequences.
 
@@ -35,11 +35,11 @@ from model_shapes import SHAPES, kv_bytes_per_token, make_model, num_parameters,
 from rlcore.spi import CloseRequest, GenerateRequest, RaggedTokens, SamplingParams
 
 ROWS: dict[str, dict[str, Any]] = {
-    "as it is": {},
+    "default": {},
     "full graphs": {"engine": {"compilation_config": {"cudagraph_mode": "FULL"}}},
     "FlashInfer": {"engine": {"attention_backend": "FLASHINFER"}},
     "head in bfloat16": {"engine": {"hf_overrides": {"head_dtype": "bfloat16"}}},
-    "no schedule ahead": {"engine": {"async_scheduling": False}},
+    "no asynchronous scheduling": {"engine": {"async_scheduling": False}},
 }
 SEQUENCES = {1: 2048, 4: 2048, 8: 2048, 16: 2048, 32: 1024, 64: 1024, 128: 512, 256: 512}
 """Tokens of the prompts, by the number of sequences."""
@@ -96,7 +96,7 @@ def kernels(work: Any, num: int, num_steps: int) -> list[tuple[str, float, float
 
 
 def floors(shape: str, device: str, options: dict[str, Any]) -> dict[str, float]:
-    """Milliseconds by the number of sequences; the embedding is not read."""
+    """Return the lower bound by memory bandwidth in milliseconds, by the number of sequences."""
     rate = copy_bandwidth(device)
     embedding = SHAPES[shape]["vocab_size"] * SHAPES[shape]["hidden_size"]
     bytes_of = {name: 1 if options.get(name, "none").startswith("fp8") else 2 for name in ("quantization", "kv_cache_dtype")}
@@ -119,16 +119,16 @@ def main() -> None:
     require_device(arguments.device)
     print(f"{versions(arguments.device)}; {shape}, {options or 'bfloat16'}; milliseconds of a step by the number of sequences")
     sequences = ["1", "8"] if shape == "tiny" else [str(num) for num in SEQUENCES]
-    print(f"{'':20}" + "".join(f"{num:>8}" for num in sequences))
+    print(f"{'':28}" + "".join(f"{num:>8}" for num in sequences))
     if shape != "tiny":
         lowest = floors(shape, arguments.device, options)
-        print(f"{'memory floor':20}" + "".join(f"{lowest[num]:>8.2f}" for num in sequences))
+        print(f"{'memory floor':28}" + "".join(f"{lowest[num]:>8.2f}" for num in sequences))
     for row in arguments.rows:
         found = run_row(__file__, row, arguments.limit)
         if "failed" in found:
-            print(f"{row:20} {found['failed']}", flush=True)
+            print(f"{row:28} {found['failed']}", flush=True)
             continue
-        print(f"{row:20}" + "".join(f"{found[num]:>8.2f}" for num in sequences), flush=True)
+        print(f"{row:28}" + "".join(f"{found[num]:>8.2f}" for num in sequences), flush=True)
         for name, milliseconds, calls in found.get("kernels", []):
             print(f"    {milliseconds:8.3f} ms {calls:7.1f} x  {name}")
 

@@ -1,4 +1,4 @@
-"""A pretrained model by rlcore's trainers, algorithms and kinds of run, and by TRL: held-out scores over steps and time.
+"""SmolLM2 trained by rlcore and by TRL: held-out scores over steps and time, by trainer, algorithm and kind of run.
 
     python recipes/smollm2/make_model.py runs/smollm2/model
     python recipes/smollm2/make_rows.py runs/smollm2 --families chain_sum gcd letter_counting word_problems
@@ -7,14 +7,14 @@
     python benchmarks/real_model.py runs/real-model --sides --figure docs/real-model.svg        # the table and figure alone
     python benchmarks/real_model.py /tmp/results --quick --device cpu     # a tiny random model, to try the script
 
-All sides have the same prompts in the same order for a seed, the same reward (the last number is right), and the same Settings:
-one AdamW update a step on all samples, float32 master weights and bfloat16 arithmetic, no KL term, token-level loss, the
-sampler's probabilities corrected by the trainer's, truncated at 2. Each generates by a vLLM of its own, and is measured by
-greedy answers to the same held-out prompts.
+All sides have the same prompts in the same order for a seed, and the same reward: the last number is right. `fsdp2`, `megatron`
+and `trl` share all Settings: one AdamW update a step on all samples, float32 master weights, bfloat16 arithmetic, no KL term,
+token-level loss, importance weights between generator and trainer truncated at 2. Other sides change the keys in SIDES. Each
+generates by a vLLM of its own, and is measured by greedy answers to the same held-out prompts.
 
 `--together` runs share the GPU: the next one starts as soon as one has ended, and the first alone, since it compiles what the
-others find in caches. The score is the mean of two sets of held-out rows: reasoning-gym's, and word problems in the form of
-GSM8K's. Seconds of a step are those of a run beside the others.
+others find in caches. The score is the mean over the sets of held-out rows: reasoning-gym's and, where there are any, word
+problems. Seconds of a step are those of a run beside the others.
 """
 
 import argparse

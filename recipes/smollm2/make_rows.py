@@ -1,4 +1,4 @@
-"""Rows for the recipes smollm2-*.toml from reasoning-gym's generators: problems whose answers are whole numbers.
+"""Rows for the recipes smollm2-*.toml: problems of reasoning-gym, and word problems, whose answers are whole numbers.
 
     pip install reasoning-gym==0.1.25
     python recipes/smollm2/make_rows.py runs/smollm2

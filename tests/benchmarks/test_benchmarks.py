@@ -170,7 +170,7 @@ def test_residency(script: Script) -> None:
 
 @pytest.mark.wide
 def test_decode_steps(script: Script) -> None:
-    found = rows(script("decode_steps.py", "--quick", "--device", "cpu", "--rows", "as it is"), "as it is")["as it is"]
+    found = rows(script("decode_steps.py", "--quick", "--device", "cpu", "--rows", "default"), "default")["default"]
     assert len(found) == 2
     assert all(float(figure) > 0 for figure in found)
 

@@ -22,7 +22,7 @@ class FusedRMSNorm(nn.Module):
     variance_epsilon: float
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        if not _is_composed(hidden_states, self.weight) or torch.compiler.is_compiling():
+        if not _is_float32_on_cpu(hidden_states, self.weight) or torch.compiler.is_compiling():
             return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
         apply: Any = _RMSNorm.apply
         output: Tensor = apply(hidden_states, self.weight, self.variance_epsilon)
@@ -31,7 +31,7 @@ class FusedRMSNorm(nn.Module):
 
 def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """Compute FusedRMSNorm's output for rows [..., H] with weight [H]; no gradient goes through it."""
-    if not _is_composed(rows, weight):
+    if not _is_float32_on_cpu(rows, weight):
         return F.rms_norm(rows, weight.shape, weight, epsilon)
     return torch.mul(rows, _scales(rows, epsilon)).mul_(weight)
 
@@ -57,7 +57,7 @@ class _RMSNorm(torch.autograd.Function):
         return grad_rows, product.reshape(-1, rows.shape[-1]).sum(0), None
 
 
-def _is_composed(rows: Tensor, weight: Tensor) -> bool:
+def _is_float32_on_cpu(rows: Tensor, weight: Tensor) -> bool:
     """Return whether torch has no fused kernel for these rows, and the operations here take less time."""
     is_float32 = rows.dtype == weight.dtype == torch.float32
     # Autocast would round the product of the backward pass.

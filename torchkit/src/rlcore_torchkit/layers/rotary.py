@@ -1,4 +1,4 @@
-"""Rotary positions on CPU in a third of the operations of transformers' modules, each of which makes a tensor of its own.
+"""Rotary position embedding on CPU, in a third of the operators that transformers' modules use.
 
 Shapes: H heads, T tokens, D head size.
 """
@@ -31,6 +31,7 @@ def _rotating(kind: Any) -> Any:
     code, names = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
     if code is None or ROTATE not in code.co_names or ROTATE not in names or not _rotates_halves(names[ROTATE]):
         return kind
+    # The class alone finds the replacement: transformers' module stays as it is.
     own = FunctionType(
         code, {**names, ROTATE: partial(_rotate, names[ROTATE])}, code.co_name, forward.__defaults__, forward.__closure__
     )
@@ -79,7 +80,7 @@ class _Rotation(torch.autograd.Function):
 
 
 def _turned(heads: Tensor, cos: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """heads · cos, less the second halves by the first sine in the first, and more the first by the second in the second."""
+    """Return [x₁ · c₁ - x₂ · s₁, x₂ · c₂ + x₁ · s₂] for the halves x₁ and x₂ of each head."""
     output = heads * cos
     width = heads.shape[-1] // 2
     output[..., :width].addcmul_(heads[..., width:], first, value=-1)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 def copy_each(places: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     """Copy each tensor into its place, of the same shape and perhaps another dtype or device."""
-    # A CUDA device copies contiguous tensors by few kernels; one that is not has each copied by its own.
+    # One tensor that is not contiguous would make torch copy each by itself.
     groups: tuple[tuple[list[Tensor], list[Tensor]], ...] = (([], []), ([], []))
     for place, tensor in zip(places, tensors, strict=True):
         to, of = groups[place.is_contiguous() and tensor.is_contiguous()]
