@@ -39,11 +39,12 @@ class Settings:
     """Share of the device's memory that is free where an engine starts."""
 
 
-EIGHT_BITS = {
-    "trainer.megatron.fp8": True,
-    "generator.vllm.quantization": "fp8",
-    "generator.vllm.kv_cache_dtype": "fp8",
-}
+NO_BOUND = {"training.max_token_mult_prob_error": 1e6}
+"""In 8 bits the metric passes its bound, which would end the run; it is recorded for each step."""
+TRAINER_8_BITS = {"trainer.megatron.fp8": True, **NO_BOUND}
+GENERATOR_8_BITS = {"generator.vllm.quantization": "fp8", **NO_BOUND}
+CACHE_8_BITS = {"generator.vllm.kv_cache_dtype": "fp8"}
+EIGHT_BITS = {**TRAINER_8_BITS, **GENERATOR_8_BITS, **CACHE_8_BITS}
 ADAPTERS = {"lora.rank": 32, "lora.alpha": 64.0, "optimizer.learning_rate": 2e-4}
 SIDES: dict[str, tuple[str, dict[str, Any]]] = {
     "fsdp2": ("fsdp2", {}),
@@ -52,6 +53,10 @@ SIDES: dict[str, tuple[str, dict[str, Any]]] = {
     "staleness 1": ("fsdp2", {"async.max_staleness": 1}),
     "staleness 4": ("fsdp2", {"async.max_staleness": 4}),
     "8 bits": ("megatron", EIGHT_BITS),
+    "8 bits tensorwise": ("megatron", {**EIGHT_BITS, "trainer.megatron.transformer.fp8_recipe": "tensorwise"}),
+    "8 bits, trainer": ("megatron", TRAINER_8_BITS),
+    "8 bits, generator": ("megatron", {**GENERATOR_8_BITS, **CACHE_8_BITS}),
+    "8 bits, products": ("megatron", GENERATOR_8_BITS),
     "adapters": ("fsdp2", ADAPTERS),
     "DAPO": ("fsdp2", {"algorithm.name": "dapo", "rollout.max_refill_ratio": 32.0}),
     "GSPO": ("fsdp2", {"algorithm.name": "gspo"}),
@@ -63,7 +68,7 @@ SIDES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def run_name(side: str, seed: int) -> str:
     """Name of a run's files."""
-    return f"{side.replace(' ', '-').replace('.', '').lower()}-{seed}"
+    return f"{side.translate(str.maketrans(' ', '-', '.,')).lower()}-{seed}"
 
 
 class Record:
@@ -72,16 +77,18 @@ class Record:
     def __init__(self, path: Path, side: str, seed: int, settings: Settings) -> None:
         self.path, self.begin = path, time.time()
         self.values: dict[str, Any] = {"side": side, "seed": seed, "settings": asdict(settings)}
-        self.values |= {"versions": versions(settings.device), "start_up_s": 0.0, "step_s": [], "reward": [], "held_out": []}
+        self.values |= {"versions": versions(settings.device), "start_up_s": 0.0, "step_s": [], "reward": []}
+        self.values |= {"token_mult_prob_error": [], "held_out": []}
 
     def started(self) -> None:
         """Everything is there that the first step needs."""
         self.values["start_up_s"] = time.time() - self.begin
 
-    def step(self, seconds: float, reward: float) -> None:
-        """A step that is done, without evaluation."""
+    def step(self, seconds: float, reward: float, error: float | None = None) -> None:
+        """A step that is done, without evaluation; `error` is rlcore's metric token_mult_prob_error."""
         self.values["step_s"].append(seconds)
         self.values["reward"].append(reward)
+        self.values["token_mult_prob_error"].append(error)
 
     def evaluated(self, scores: Mapping[str, float]) -> None:
         """The held-out score behind so many steps, by the set of rows."""
@@ -118,7 +125,7 @@ def run_rlcore(side: str, seed: int, settings: Settings, work: Path, model: str,
     class Watch(Progress):
         def step(self, step: int, metrics: Mapping[str, float]) -> None:
             if step > 0:
-                record.step(metrics["time/total_s"], metrics["reward_mean"])
+                record.step(metrics["time/total_s"], metrics["reward_mean"], metrics.get("token_mult_prob_error"))
             if "eval/pass@1" in metrics:
                 record.evaluated({name: metrics[f"eval/pass@1/{name}"] for name in sets})
             if step == 0:

@@ -1,12 +1,12 @@
 """Seconds until a generator holds new weights, digests and cache reset included, against TRL's colocated vLLM in the same run.
 
-    python benchmarks/refit.py                                  # needs TRL beside vLLM; nccl is added where there are two GPUs
+    python benchmarks/refit.py                                  # needs TRL beside vLLM; two GPUs add nccl and shards
     python benchmarks/refit.py --shapes 1.5b --rows cuda_ipc
     python benchmarks/refit.py --quick --device cpu             # a tiny shape: shared memory and in process
 
 A process holds the weights in bfloat16 on the device, as a trainer does, exports them in buckets with a digest for each tensor,
 and the engine acknowledges what it received. `CHANNEL` takes the tensors of a transformers model; `CHANNEL-fsdp2` those of
-the trainer `fsdp2`, whose master weights are float32. `trl` is TRL's own loop, a `load_weights` for each parameter, without
+the trainer `fsdp2`, whose master weights are float32. With `nccl` and `shards-fsdp2` the engine is on the second GPU. `trl` is TRL's own loop, a `load_weights` for each parameter, without
 any check of what arrived. Engines start without compiled graphs, which changes no refit. The weights are scaled anew before
 each, so that none is the same twice.
 """
@@ -53,11 +53,11 @@ def measure_rlcore(
     fsdp2 = source == "fsdp2"
     (write_model(directory, shape, device, dtype) if fsdp2 else write_config(directory, shape, dtype))
     options: dict[str, Any] = {"enforce_eager": True}
-    if channel == "nccl":
+    if channel in ("nccl", "shards") and device == "cuda":
         options["devices"] = [1]
     generator = make_generator("vllm", directory, device, dtype, channel, MAX_LENGTH, options)
     if fsdp2:
-        export = _trainer_export(directory, device, dtype, bucket_bytes)
+        export = _trainer_export(directory, device, dtype, bucket_bytes, sharded=channel == "shards")
     else:
         export = _model_export(shape, device, dtype, bucket_bytes)
     found = []
@@ -88,7 +88,9 @@ def _model_export(shape: str, device: str, dtype: str, bucket_bytes: int) -> Cal
     return export
 
 
-def _trainer_export(directory: Path, device: str, dtype: str, bucket_bytes: int) -> Callable[[int], Callable[[], WeightExport]]:
+def _trainer_export(
+    directory: Path, device: str, dtype: str, bucket_bytes: int, *, sharded: bool
+) -> Callable[[int], Callable[[], WeightExport]]:
     """Return a function that is to be measured."""
     from rlcore.registry.binding import build_trainer
     from rlcore.registry.discovery import discover
@@ -107,7 +109,7 @@ def _trainer_export(directory: Path, device: str, dtype: str, bucket_bytes: int)
     trainer = build_trainer(entry, context, config)
 
     def export(weight_version: int) -> WeightExport:
-        request = ExportWeightsRequest(weight_version=0, dtype=dtype, max_bucket_bytes=bucket_bytes)
+        request = ExportWeightsRequest(weight_version=0, dtype=dtype, max_bucket_bytes=bucket_bytes, sharded=sharded)
         return evolve(trainer.export_weights(request), weight_version=weight_version)
 
     return lambda weight_version: partial(export, weight_version)
@@ -161,7 +163,8 @@ def print_row(shape: str, row: str, found: dict[str, Any]) -> None:
     first, median = first_and_median([each["total"] for each in times])
     rest = [first_and_median([each[part] for each in times])[1] if part in times[0] else None for part in PARTS[1:]]
     columns = "".join(f"{'' if seconds is None else f'{seconds:.3f}':>10}" for seconds in rest)
-    print(f"{shape:6}{row:22}{first:10.3f}{median:10.3f}{columns}{found['process_s']:12.0f}", flush=True)
+    second = f"{times[1]['total']:.3f}" if times[1:] else ""
+    print(f"{shape:6}{row:22}{first:10.3f}{second:>10}{median:10.3f}{columns}{found['process_s']:12.0f}", flush=True)
 
 
 def default_rows(shape: str, device: str) -> list[str]:
@@ -170,7 +173,7 @@ def default_rows(shape: str, device: str) -> list[str]:
     num_devices = len(subprocess.check_output(["nvidia-smi", "-L"], text=True).splitlines())
     rows = ["floor", "cuda_ipc", "trl"]
     rows += ["cuda_ipc-fsdp2", "trl-float32"] if shape == "1.5b" else []
-    return rows + (["nccl"] if num_devices > 1 else [])
+    return rows + (["nccl", "shards-fsdp2"] if num_devices > 1 else [])
 
 
 def main() -> None:
@@ -191,7 +194,7 @@ def main() -> None:
             times = measure_trl(*work) if is_trl else measure_rlcore(*work, arguments.bucket_mib * 2**20)
         finish({"times": times})
     print(f"{versions(arguments.device)}; {arguments.repeats} refits; {os.cpu_count()} cores")
-    heads = "".join(f"{head:>10}" for head in ("first s", "median s", *PARTS[1:]))
+    heads = "".join(f"{head:>10}" for head in ("first s", "second s", "median s", *PARTS[1:]))
     print(f"{'shape':6}{'':22}{heads}{'process s':>12}")
     for shape in shapes:
         for row in arguments.rows or default_rows(shape, arguments.device):

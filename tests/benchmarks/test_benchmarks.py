@@ -158,7 +158,7 @@ def test_generation_by_a_stream(script: Script) -> None:
 @pytest.mark.wide
 def test_refit(script: Script) -> None:
     output = script("refit.py", "--quick", "--device", "cpu", "--repeats", 2, "--rows", "in_process")
-    assert len(rows(output, "tiny  in_process ")["tiny  in_process "]) == 6
+    assert len(rows(output, "tiny  in_process ")["tiny  in_process "]) == 7
 
 
 @pytest.mark.usefixtures("rows_here")
