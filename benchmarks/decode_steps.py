@@ -100,7 +100,7 @@ def floors(shape: str, device: str, options: dict[str, Any]) -> dict[str, float]
     rate = copy_bandwidth(device)
     embedding = SHAPES[shape]["vocab_size"] * SHAPES[shape]["hidden_size"]
     bytes_of = {name: 1 if options.get(name, "none").startswith("fp8") else 2 for name in ("quantization", "kv_cache_dtype")}
-    weights = (num_parameters(shape) - 2 * embedding) * bytes_of["quantization"] + 2 * embedding
+    weights = (num_parameters(shape) - 2 * embedding) * bytes_of["quantization"] + 2 * embedding  # 2 bytes of the head alone
     cache = kv_bytes_per_token(shape, bytes_of["kv_cache_dtype"])
     return {str(num): 1e3 * (weights + num * length * cache) / rate for num, length in SEQUENCES.items()}
 

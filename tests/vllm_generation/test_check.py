@@ -30,7 +30,8 @@ LLAMA3 = {
 
 def test_what_fits_has_no_problems(problems: Problems) -> None:
     assert problems() == []
-    assert problems(device="cuda", replicas=2, devices=(0,), quantization="fp8") == []
+    (note,) = problems(device="cuda", replicas=2, devices=(0,), quantization="fp8")
+    assert isinstance(note, Note)
     assert problems(device="cuda", tensor_parallel=2, devices=(0, 1), memories=[80 * GIB] * 2) == []
     assert problems(device="cuda", tensor_parallel=2, world_size=4, shared=(0, 1), memories=[80 * GIB] * 2) == []
     assert problems(engine={"block_size": 32, "hf_overrides": {"rope_theta": 1e6}, "async_scheduling": True}) == []
@@ -49,17 +50,20 @@ def test_mirrors_need_whole_tensors(problems: Problems) -> None:
 
 
 @pytest.mark.parametrize("key", ["quantization", "kv_cache_dtype"])
-def test_samples_in_8_bits_that_nothing_corrects_are_noted(checked: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_in_8_bits_are_noted(checked: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_module, "device_memories", lambda: [80 * GIB])
     monkeypatch.setattr(check_module, "meant_for", lambda: {"cpu", "cuda"})
     context = CheckContext(model=ModelSpec(path=str(checked)), device="cuda", world_size=1, max_sequence_length=64)
     config = VllmConfig(gpu_memory_utilization=0.5, **{key: "fp8"})
-    assert check(context, config) == []
     taken_for_granted = evolve(context, corrects_staleness=False)
     assert check(taken_for_granted, VllmConfig(gpu_memory_utilization=0.5)) == []
-    (note,) = check(taken_for_granted, config)
-    assert isinstance(note, Note)
-    assert note.path == f"generator.vllm.{key}"
+    uncorrected, bound = check(taken_for_granted, config)
+    assert isinstance(uncorrected, Note)
+    assert uncorrected.text.startswith("samples come from a policy in 8 bits")
+    assert check(context, config) == [bound]
+    assert isinstance(bound, Note)
+    assert "training.max_token_mult_prob_error" in bound.text
+    assert uncorrected.path == bound.path == f"generator.vllm.{key}"
 
 
 def without_weights(checked: Path, directory: Path) -> Path:
@@ -206,7 +210,8 @@ def test_float8_needs_a_gpu_that_multiplies_it(
 ) -> None:
     monkeypatch.setattr(check_module, "compute_capabilities", lambda: capabilities)
     options = {"device": "cuda", "devices": devices, "replicas": len(devices or (0,)), "memories": [80 * GIB] * 2}
-    found = [str(problem) for problem in problems(quantization="fp8_per_block", kv_cache_dtype="fp8", **options)]
+    told = problems(quantization="fp8_per_block", kv_cache_dtype="fp8", **options)
+    found = [str(problem) for problem in told if not isinstance(problem, Note)]
     where = f"on a GPU of compute capability {lowest}; expected"
     wanted = [f'quantization: found "fp8_per_block" {where} "none".', f'kv_cache_dtype: found "fp8" {where} "auto".']
     assert [text.partition(" 8 bits")[0] for text in found] == [f"generator.vllm.{text}" for text in wanted if lowest]

@@ -67,14 +67,22 @@ def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem | Note]
 
 
 def float8_notes(context: CheckContext, config: VllmConfig) -> Iterator[Note]:
-    """Samples of a rounded policy that the algorithm takes for the trainer's own."""
-    if config.is_quantized and not context.corrects_staleness:
-        key = "quantization" if config.quantization != "none" else "kv_cache_dtype"
+    """What samples of a rounded policy mean to the algorithm and to the run's bound."""
+    if not config.is_quantized:
+        return
+    path = f"{SECTION}.{'quantization' if config.quantization != 'none' else 'kv_cache_dtype'}"
+    if not context.corrects_staleness:
         text = (
             "samples come from a policy in 8 bits, and the algorithm takes them for the trainer's own: no ratio of the two "
             'probabilities corrects for the rounding. Set the algorithm\'s importance_correction to "token"'
         )
-        yield Note(path=f"{SECTION}.{key}", text=text)
+        yield Note(path=path, text=text)
+    text = (
+        "rounding to 8 bits can change a single token's log-probability by 10 and more, and token_mult_prob_error then passes "
+        "training.max_token_mult_prob_error, which ends the run. inf turns the bound off "
+        "(docs/train-inference-agreement.md#in-8-bits)"
+    )
+    yield Note(path=path, text=text)
 
 
 def problems_of(context: CheckContext, config: VllmConfig) -> list[Problem]:
