@@ -15,8 +15,9 @@ from torch import Tensor
 from rlcore.spi import CloseRequest, ScheduleSpec, SetResidencyRequest
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_megatron.training.masters import MASTER
 from rlcore_megatron.training.optimizer_shards import shards_of
-from rlcore_megatron.training.optimizer_state import MASTER, MOMENTS, optimizers_of, read
+from rlcore_megatron.training.optimizer_state import MOMENTS, optimizers_of, read
 from rlcore_megatron.training.partial_step import step_in_parts
 from rlcore_torchkit.distributed.residency import num_bytes
 from rlcore_torchkit.testing.models import make_model

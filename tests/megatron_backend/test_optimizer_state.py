@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore_megatron.training.optimizer_state import divided, joined
+from rlcore_megatron.training.masters import divided, joined
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=50))

@@ -27,6 +27,11 @@ from rlcore.spi import (
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.layouts.optimizer_memory import state_bytes
 from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_megatron.training import shard_states
+from rlcore_megatron.training.masters import MASTER, divided
+from rlcore_megatron.training.optimizer_shards import shards_of
+from rlcore_megatron.training.optimizer_state import read
+from rlcore_megatron.training.tensor_optimizer import TensorOptimizer
 from rlcore_torchkit.distributed.residency import num_bytes
 from rlcore_torchkit.testing.models import make_model
 
@@ -72,8 +77,46 @@ def test_state_has_the_size_that_plans_count(spec: OptimizerSpec, dtype: str, mo
     assert found == pytest.approx(state_bytes(spec, {}, item, count, table), rel=0.02)
 
 
-def test_steps_after_offload_are_the_same(model: Path, backend: MakeBackend) -> None:
-    moved, still = (backend(model, optimizer=evolve(MUON, moments="8bit")) for _ in range(2))
+def test_masters_of_bfloat16_weights_are_those_of_torch(
+    model: Path, backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a learning rate far below the last bit of most weights, for the same gradients; parts of 64 elements at a time."""
+    monkeypatch.setattr(shard_states, "DECODED_ELEMENTS", 64)
+    groups = (OptimizerGroup(parameters=("*.q_proj.weight",), learning_rate=3e-6),)
+    trainer = backend(model, optimizer=OptimizerSpec(learning_rate=1e-6, weight_decay=0.0, groups=groups), dtype="bfloat16")
+    shards = shards_of(trainer.models, trainer.optimizer)
+    copies = [torch.nn.Parameter(shard.key.detach().float()) for shard in shards]
+    # Queries, keys and values are one parameter, each with its own rate: two copies of it, and elements of either.
+    own = [torch.optim.AdamW(copies, lr=1e-6, weight_decay=0.0)]
+    raised = [torch.nn.Parameter(copy.detach().clone()) for copy in copies]
+    own.append(torch.optim.AdamW(raised, lr=3e-6, weight_decay=0.0))
+    before = [shard.key.detach().clone() for shard in shards]
+    take = TensorOptimizer.step
+
+    def watched(self: TensorOptimizer, *arguments: Any) -> None:
+        for shard, *both in zip(shards, copies, raised, strict=True):
+            for one in both:
+                one.grad = shard.key.decoupled_grad.float().clone()
+        take(self, *arguments)
+
+    monkeypatch.setattr(TensorOptimizer, "step", watched)
+    for version in range(3):
+        step(trainer, version)
+        for one in own:
+            one.step()
+    for shard, copy, other, first in zip(shards, copies, raised, before, strict=True):
+        masters = read(shard, MASTER)
+        near = [torch.isclose(masters, one.detach(), rtol=2e-7, atol=1e-10) for one in (copy, other)]
+        assert bool((near[0] | near[1]).all())
+        assert bool(near[0].any())
+        assert torch.equal(shard.key, divided(masters)[0])
+        assert float((masters != first.float()).float().mean()) > 0.9
+        assert float((shard.key != first).float().mean()) < 0.5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_steps_after_offload_are_the_same(dtype: str, model: Path, backend: MakeBackend) -> None:
+    moved, still = (backend(model, optimizer=evolve(MUON, moments="8bit"), dtype=dtype) for _ in range(2))
     for version in range(2):
         step(moved, version)
         step(still, version)

@@ -21,8 +21,9 @@ from rlcore.spi import CheckpointError, RankInfo
 from rlcore_megatron.checkpoints.checkpoint_check import check_kind, check_shapes, read_metadata, require_seen
 from rlcore_megatron.checkpoints.distributed_format import read, write
 from rlcore_megatron.training import optimizer_state
+from rlcore_megatron.training.masters import MASTER
 from rlcore_megatron.training.optimizer_shards import Shard, parts_of, shards_of
-from rlcore_megatron.training.optimizer_state import MASTER, names_of
+from rlcore_megatron.training.optimizer_state import names_of
 from rlcore_megatron.training.shard_states import SCALES, ShardStates, StateKind
 from rlcore_megatron.weights.adapters import rank_of
 from rlcore_torchkit.distributed.agreement import first_rank, together

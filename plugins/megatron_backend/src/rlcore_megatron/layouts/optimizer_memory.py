@@ -8,6 +8,9 @@ from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.setup.config import has_tensor_settings
 from rlcore_torchkit.optimizer.settings import BLOCK, DECODED_BYTES, DECODED_ELEMENTS
 
+JOINED_BYTES = 40
+"""Bytes of an element whose master is joined, updated and divided, its gradient in float32 included."""
+
 MOMENT_BYTES = {"float32": 8.0, "8bit": 2 * (1 + 4 / BLOCK)}
 """AdamW's two moments of a parameter; in 8 bits those of a block share a float32 scale."""
 MOMENTUM_BYTES = 4.0
@@ -30,7 +33,7 @@ def state_bytes(spec: OptimizerSpec, table: Mapping[str, Any], item: int, owned:
     moments = MOMENT_BYTES[spec.moments]
     if not has_tensor_settings(spec):
         return owned * (moments if item == ITEM_BYTES["float32"] else _megatron_bytes(table))
-    masters = 0 if item == ITEM_BYTES["float32"] else 4
+    masters = 0 if item == ITEM_BYTES["float32"] else 2  # the bits that bfloat16 weights lack
     of_matrices = moments
     if spec.name == "muon":
         has_others = any(group.name is not None for group in spec.groups)
@@ -44,9 +47,10 @@ def step_bytes(spec: OptimizerSpec, table: Mapping[str, Any], gradient: int, ite
     `gradient` is the size of a gradient, `largest` the most parameters that TransformerEngine's Adam steps at a time.
     """
     if has_tensor_settings(spec):
-        copies = owned * (0 if item == ITEM_BYTES["float32"] else gradient_copy_bytes({}, gradient))
         rounds = ROUND_BYTES * min(owned, ROUND_ELEMENTS) if spec.name == "muon" else 0
-        return copies + max(rounds, DECODED_BYTES * min(owned, DECODED_ELEMENTS) if spec.moments == "8bit" else 0)
+        joined = 0 if item == ITEM_BYTES["float32"] else JOINED_BYTES
+        decoded = joined + (DECODED_BYTES if spec.moments == "8bit" else 0)
+        return rounds + decoded * min(owned, DECODED_ELEMENTS)
     if item == ITEM_BYTES["float32"]:
         return 0
     return gradient_copy_bytes(table, gradient) * owned + _copied_bytes(table) * largest

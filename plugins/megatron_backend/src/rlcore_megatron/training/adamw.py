@@ -1,7 +1,8 @@
 """AdamW's step of shards whose tensors have settings of their own, with moments in float32 or in 8 bits."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from math import prod
 from typing import Any
 
@@ -11,10 +12,11 @@ from attrs import frozen
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from rlcore_megatron.training.masters import Span
 from rlcore_megatron.training.shard_elements import Elements, ShardElements
 from rlcore_megatron.training.shard_states import CODES, MOMENTS, SCALES, ShardStates
 from rlcore_torchkit.optimizer.moments import Columns, decode, encode, row_parts
-from rlcore_torchkit.optimizer.settings import BLOCK, NO_OVERRIDES, StepOverrides, TensorSettings
+from rlcore_torchkit.optimizer.settings import BLOCK, DECODED_ELEMENTS, NO_OVERRIDES, StepOverrides, TensorSettings
 
 
 @frozen(kw_only=True, eq=False)
@@ -34,11 +36,9 @@ class Segment:
     def beyond(self) -> int:
         return self.elements[-1].beyond
 
-    def of_key(self) -> tuple[Tensor, Tensor]:
-        """Views float32 [elements] of what is updated and of its gradient."""
-        key = self.shard.key
-        assert key.grad is not None
-        return key.detach()[self.first : self.beyond], key.grad[self.first : self.beyond]
+    def spans(self) -> list[Span]:
+        """Return its elements, in parts where masters are joined."""
+        return self.states.spans(self.shard.key, self.first, self.beyond)
 
     def state(self, names: Sequence[str]) -> list[Tensor]:
         """Views [elements] of the state with these names."""
@@ -70,9 +70,12 @@ class AdamW:
         """Do step `num_steps`, counted from 1, with this share of the peak learning rates."""
         eps = self._eps if overrides.eps is None else overrides.eps
         for settings, segments in self._plain.items():
-            weights, gradients = zip(*(segment.of_key() for segment in segments), strict=True)
-            means, squares = zip(*(segment.state(MOMENTS) for segment in segments), strict=True)
-            update(settings.overridden(overrides), eps, share, num_steps, weights, gradients, means, squares)
+            for spans in _grouped(span for segment in segments for span in segment.spans()):
+                with ExitStack() as stack:
+                    masters = [stack.enter_context(span.masters()) for span in spans]
+                    gradients = [span.gradients for span in spans]
+                    moments = [[span.state[name][span.first : span.beyond] for span in spans] for name in MOMENTS]
+                    update(settings.overridden(overrides), eps, share, num_steps, masters, gradients, *moments)
         self._narrow.step(share, num_steps, overrides)
 
 
@@ -90,9 +93,10 @@ class NarrowMoments:
         for segment in self._segments:
             settings = segment.settings.overridden(overrides)
             for rows in _Rows.of(segment):
-                weights, gradients = rows.of_key()
                 means, squares = rows.moments()
-                update(settings, eps, share, num_steps, [weights], [gradients], [means], [squares])
+                with rows.span.masters() as masters:
+                    flat = [masters], [rows.span.gradients], [means.view(-1)], [squares.view(-1)]
+                    update(settings, eps, share, num_steps, *flat)
                 scales = [rows.columns.scales(moment) for moment in (means, squares)]
                 for row, block, place in self._shared.of(rows):
                     for number, of_moment in enumerate(scales):
@@ -110,8 +114,8 @@ class NarrowMoments:
                 if not found:
                     continue
                 beta, beta_of_squares = segment.settings.overridden(overrides).betas
-                gradients = rows.of_key()[1]
                 means, squares = rows.moments()
+                gradients = rows.span.gradients.view_as(means)
                 means.lerp_(gradients, 1 - beta)
                 squares.mul_(beta_of_squares).addcmul_(gradients, gradients, value=1 - beta_of_squares)
                 for number, moment in enumerate((means, squares)):
@@ -169,10 +173,12 @@ class _Rows:
         for (rows,) in row_parts((num_rows, width)):
             yield cls(segment=segment, first=rows.start, beyond=rows.stop, width=width, columns=whole)
 
-    def of_key(self) -> tuple[Tensor, Tensor]:
-        """Views float32 [R, C] of what is updated and of its gradient."""
-        weights, gradients = self.segment.of_key()
-        return self._taken(weights), self._taken(gradients)
+    @property
+    def span(self) -> Span:
+        """The elements of these rows, [R · C]."""
+        segment = self.segment
+        first, beyond = segment.first + self.first * self.width, segment.first + self.beyond * self.width
+        return Span(key=segment.shard.key, state=segment.states.make(segment.shard.key), first=first, beyond=beyond)
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """float32 [R, C], copies."""
@@ -197,6 +203,21 @@ class _Rows:
 
     def _taken(self, elements: Tensor) -> Tensor:
         return elements.view(-1, self.width)[self.first : self.beyond]
+
+
+def _grouped(spans: Iterable[Span]) -> Iterator[list[Span]]:
+    """Yield spans that are updated at once: those of float32 weights, and of others at most DECODED_ELEMENTS."""
+    found: list[Span] = []
+    joined = 0
+    for span in spans:
+        size = 0 if span.key.dtype == torch.float32 else span.beyond - span.first
+        if found and joined + size > DECODED_ELEMENTS:
+            yield found
+            found, joined = [], 0
+        found.append(span)
+        joined += size
+    if found:
+        yield found
 
 
 def update(

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from attrs import frozen
 from torch import Tensor
 
 from rlcore.spi import MuonSpec
+from rlcore_megatron.training.masters import Span
 from rlcore_megatron.training.matrix_exchange import MatrixExchange
 from rlcore_megatron.training.shard_elements import Elements, ShardElements
 from rlcore_megatron.training.shard_states import MOMENTUM, ShardStates
@@ -28,19 +30,24 @@ class _Part:
 
     def update(self, spec: MuonSpec) -> Tensor:
         """PRECISION [n]: the part of what is orthogonalized."""
-        assert self.shard.key.grad is not None
-        momentum = self.states.make(self.shard.key)[MOMENTUM]
-        return momentum_update(self._taken(self.shard.key.grad), self._taken(momentum), spec).to(muon.PRECISION)
+        parts = [
+            momentum_update(span.gradients, span.state[MOMENTUM][span.first : span.beyond], spec).to(muon.PRECISION)
+            for span in self._spans()
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def add(self, direction: Tensor, share: float, spec: MuonSpec, overrides: StepOverrides) -> None:
         """Decay the weights, and add their part of the orthogonal matrix, [n], times the learning rate."""
         settings = self.elements.settings.overridden(overrides)
         rate = settings.learning_rate * share
-        weights = self._taken(self.shard.key.detach())
-        weights.mul_(1 - rate * settings.weight_decay).add_(direction, alpha=-rate * update_scale(*self.block.shape, spec))
+        begin, alpha = self.elements.first, -rate * update_scale(*self.block.shape, spec)
+        for span in self._spans():
+            with span.masters() as masters:
+                part = direction[span.first - begin : span.beyond - begin]
+                masters.mul_(1 - rate * settings.weight_decay).add_(part, alpha=alpha)
 
-    def _taken(self, whole: Tensor) -> Tensor:
-        return whole[self.elements.first : self.elements.beyond]
+    def _spans(self) -> list[Span]:
+        return self.states.spans(self.shard.key, self.elements.first, self.elements.beyond)
 
 
 class Muon:

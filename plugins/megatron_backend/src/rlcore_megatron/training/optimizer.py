@@ -13,7 +13,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from rlcore.spi import OptimStepRequest, TrainerContext
 from rlcore_megatron.modules.model import PolicyModel
-from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_megatron.setup.config import MegatronConfig, has_tensor_settings
 from rlcore_megatron.setup.passthrough import converted
 from rlcore_megatron.training.partial_step import step_in_parts
 from rlcore_torchkit.optimizer.settings import step_settings
@@ -107,6 +107,9 @@ def make_optimizer(models: Sequence[Any], context: TrainerContext, config: Megat
         "overlap_param_gather": bool(config.ddp.get("overlap_param_gather", False)),
     }
     options = OptimizerConfig(**values | converted(config.optimizer, OptimizerConfig))
+    if has_tensor_settings(spec) and context.model.dtype == "bfloat16" and context.lora is None:
+        # Megatron's layout without masters: the optimizer has the weights themselves, and gradients as the buffers keep them.
+        options.use_precision_aware_optimizer_no_fp8_or_ds_fp8 = True
     optimizer = get_megatron_optimizer(options, list(models))
     step_in_parts(optimizer)
     return optimizer

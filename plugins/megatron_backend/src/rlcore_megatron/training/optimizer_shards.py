@@ -53,7 +53,7 @@ class Shard:
     optimizer: torch.optim.Optimizer
     key: Tensor
     """[beyond - first], what the optimizer updates and keeps its state by. In float32, and a view of the parameter itself where
-    that is float32; with `use_precision_aware_optimizer` always a view of the parameter."""
+    that is float32; with `use_precision_aware_optimizer`, and of ShardStates, always a view of the parameter."""
 
     @property
     def state(self) -> dict[str, Any]:

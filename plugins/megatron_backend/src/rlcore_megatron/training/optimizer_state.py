@@ -1,8 +1,8 @@
 """Reads and writes the optimizer's state as float32, whatever it is kept in: masters of the weights, and Adam's moments.
 
-Its keys are float32 masters as a rule. With `use_precision_aware_optimizer` they are the bfloat16 weights themselves, and
-TransformerEngine's Adam keeps masters and moments in types that the recipe chooses. With `optimizer_cpu_offload` too, masters
-and moments belong to optimizers on the host, or a part of them.
+Its keys are float32 masters as a rule. Those of `ShardStates` are the weights, beside remainders of bfloat16 ones. With
+`use_precision_aware_optimizer` they are the weights too, and TransformerEngine's Adam keeps masters and moments in types that
+the recipe chooses. With `optimizer_cpu_offload` masters and moments belong to optimizers on the host, or a part of them.
 """
 
 from typing import Any
@@ -12,11 +12,9 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 from torch import Tensor
 
+from rlcore_megatron.training.masters import MASTER, divided, joined
 from rlcore_megatron.training.optimizer_shards import Shard, parts_of
 from rlcore_megatron.training.shard_states import MOMENTS, ShardStates
-
-MASTER = "master_param"
-"""The name of the masters in the optimizers' state."""
 
 
 def optimizers_of(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer]:
@@ -94,22 +92,6 @@ def write(shard: Shard, name: str, value: Tensor) -> None:
             key.copy_(value)
     if kept is not None and kept.dtype != torch.float32 and not isinstance(optimizer, ShardStates):
         optimizer.set_scaled_state(shard.key, name, value)
-
-
-def joined(weights: Tensor, remainders: Tensor) -> Tensor:
-    """float32 [n], from bfloat16 [n] and the int16 [n] that TransformerEngine keeps with `store_param_remainders`: the lower
-    halves of the bits. Where these are negative, which is half of an upper one's last place or more, it was rounded up."""
-    upper = weights.view(torch.int16).int() - (remainders < 0).int()
-    lower = remainders.int() & 0xFFFF
-    return (upper << 16 | lower).view(torch.float32)
-
-
-def divided(masters: Tensor) -> tuple[Tensor, Tensor]:
-    """Undo `joined`: return the parts of a joined tensor."""
-    bits = masters.view(torch.int32)
-    remainders = bits.to(torch.int16)  # keeps the lower half
-    upper = (bits >> 16) + (remainders < 0).int()
-    return upper.to(torch.int16).view(torch.bfloat16), remainders
 
 
 def _holds_masters(optimizer: Any, key: Tensor) -> bool:

@@ -10,7 +10,8 @@ from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
 from rlcore_megatron.layouts.optimizer_memory import STEP_ELEMENTS
-from rlcore_megatron.training.optimizer_state import MASTER, MOMENTS, optimizers_of
+from rlcore_megatron.training.masters import MASTER
+from rlcore_megatron.training.optimizer_state import MOMENTS, optimizers_of
 
 
 def step_in_parts(optimizer: MegatronOptimizer, most_elements: int = STEP_ELEMENTS) -> None:

@@ -8,8 +8,9 @@ from attrs import frozen
 from torch import Tensor
 
 from rlcore.spi import OptimizerSpec
+from rlcore_megatron.training.masters import MASTER, Span
 from rlcore_megatron.training.shard_elements import ShardElements
-from rlcore_torchkit.optimizer.settings import BLOCK
+from rlcore_torchkit.optimizer.settings import BLOCK, DECODED_ELEMENTS
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 CODES = tuple(f"{moment}_codes" for moment in MOMENTS)
@@ -34,8 +35,12 @@ class StateKind:
 class ShardStates(torch.optim.Optimizer):
     """The inner optimizer of one of Megatron's distributed optimizers, as the holder of its shards and their state.
 
-    Its own step does nothing: `TensorOptimizer` steps all shards of a rank before Megatron copies masters to weights.
+    Its own step does nothing: `TensorOptimizer` steps all shards of a rank. Bfloat16 weights are the upper halves of their
+    masters, and the state has the lower ones.
     """
+
+    master_weights = True
+    """As TransformerEngine's Adam says it: weights of less than float32 have masters in the state."""
 
     def __init__(self, groups: list[dict[str, Any]], shards: Sequence[ShardElements], spec: OptimizerSpec) -> None:
         """`groups` are those of Megatron's distributed optimizer, which it goes on to read and write."""
@@ -47,6 +52,19 @@ class ShardStates(torch.optim.Optimizer):
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Do nothing."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Free gradients, those of another dtype than the weights too."""
+        super().zero_grad(set_to_none)
+        for key in (key for group in self.param_groups for key in group["params"]):
+            key.decoupled_grad = None
+
+    def spans(self, key: Tensor, first: int, beyond: int) -> list[Span]:
+        """Return elements `first` to `beyond` - 1 of a shard, at most DECODED_ELEMENTS at a time where masters are joined."""
+        state, most = self.make(key), beyond - first if key.dtype == torch.float32 else DECODED_ELEMENTS
+        return [
+            Span(key=key, state=state, first=start, beyond=min(start + most, beyond)) for start in range(first, beyond, most)
+        ]
 
     def names(self, key: Tensor) -> list[str]:
         """Return the names of a shard's state of one value an element."""
@@ -66,4 +84,6 @@ class ShardStates(torch.optim.Optimizer):
             shard = self.shards[id(key)]
             shape = shard.num_rows, -(-shard.whole_width // BLOCK)
             state.update({name: torch.zeros(shape, device=key.device) for name in SCALES})
+        if key.dtype != torch.float32:
+            state[MASTER] = torch.zeros_like(key, dtype=torch.int16, requires_grad=False)
         return state
