@@ -3,6 +3,7 @@
     python benchmarks/headline.py results --gpus 8              # three steps more, then the means of all so far
     python benchmarks/headline.py results --gpus 8 --report     # the means alone
     python benchmarks/headline.py experts --gpus 8 --trainer megatron --shape 30b-a3b
+    python benchmarks/headline.py long --gpus 4 --prompts 1 --samples 4 --updates 1 --prompt-length 126976 --length 131072
     python benchmarks/headline.py /tmp/results --quick          # a tiny shape on a CPU, to try the script
 
 A step of the shape of Llama-3.1-8B with random weights: 64 prompts of 150 tokens x 32 samples, four updates of 512, sequences
@@ -29,12 +30,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from attrs import asdict, evolve, frozen
+from attrs import asdict, evolve, fields_dict, frozen
 from generator_setup import QUICK_ENVIRONMENT, last_lines, run_process, versions
 from model_shapes import SHAPES, active_weights, attention_flops, require_device, write_model
 
@@ -253,6 +253,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--shape", choices=sorted(SHAPES))
     parser.add_argument("--gpus", type=int, help="0 runs in one process")
     parser.add_argument("--prompts", type=int, dest="num_prompts", help="of a step: 32 on 4 GPUs are the same work for each")
+    parser.add_argument("--samples", type=int, dest="group", help="of a prompt")
+    parser.add_argument("--updates", type=int, dest="num_updates", help="of a step")
+    parser.add_argument("--prompt-length", type=int, help="tokens")
+    parser.add_argument("--length", type=int, dest="max_length", help="most tokens of prompt and answer")
     parser.add_argument("--device", choices=("cpu", "cuda"))
     parser.add_argument("--trainer", choices=("fsdp2", "megatron"))
     parser.add_argument("--generator", choices=("vllm", "transformers"))
@@ -268,8 +272,7 @@ def parse() -> argparse.Namespace:
 
 
 def chosen_work(arguments: argparse.Namespace) -> Work:
-    names = ("shape", "gpus", "num_prompts", "device", "trainer", "generator", "max_staleness", "previous_logprobs")
-    given: Mapping[str, Any] = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    given = {name: value for name, value in vars(arguments).items() if name in fields_dict(Work) and value is not None}
     work = evolve(QUICK if arguments.quick else Work(), **given)
     return evolve(work, dtype="float32" if work.device == "cpu" else "bfloat16")
 

@@ -6,9 +6,9 @@
 
 A process holds the weights in bfloat16 on the device, as a trainer does, exports them in buckets with a digest for each tensor,
 and the engine acknowledges what it received. `CHANNEL` takes the tensors of a transformers model; `CHANNEL-fsdp2` those of
-the trainer `fsdp2`, whose master weights are float32. With `nccl` and `shards-fsdp2` the engine is on the second GPU. `trl` is TRL's own loop, a `load_weights` for each parameter, without
-any check of what arrived. Engines start without compiled graphs, which changes no refit. The weights are scaled anew before
-each, so that none is the same twice.
+the trainer `fsdp2`, whose master weights are float32. With `nccl` and `shards` the engine is on the second GPU. `trl` is TRL's
+own loop, a `load_weights` for each parameter, without any check of what arrived. Engines start without compiled graphs, which
+changes no refit. The weights are scaled anew before each, so that none is the same twice.
 """
 
 import os
