@@ -3,9 +3,16 @@
 import pytest
 from attrs import evolve
 
-from rlcore.spi import DeviceSpec, ModelError, PlanContext
-from rlcore_torchkit.trainer.step_costs import Layout, num_parameters
-from rlcore_torchkit.trainer.trainer_plan import crossing, planned_model, sent_copies, tokens_of, trainer_seconds
+from rlcore.spi import DeviceSpec, ModelError, OptimizerSpec, PlanContext
+from rlcore_torchkit.trainer.step_costs import MEMORY, Layout, num_parameters
+from rlcore_torchkit.trainer.trainer_plan import (
+    NARROW_BYTES,
+    crossing,
+    planned_model,
+    sent_copies,
+    tokens_of,
+    trainer_seconds,
+)
 
 LLAMA = {
     "model_type": "llama",
@@ -87,6 +94,9 @@ def test_passes_and_updates_add_up() -> None:
     assert both["log-probabilities"] == pytest.approx(3 * policy["log-probabilities"])
     assert both["training"] == policy["training"] > 0
     assert seconds(evolve(CONTEXT, policy_passes=0.0, reference_passes=0.0))["log-probabilities"] == 0.0
+    narrow = seconds(evolve(CONTEXT, optimizer=OptimizerSpec(moments="8bit")))["training"] - both["training"]
+    traffic = CONTEXT.updates * NARROW_BYTES * num_parameters(dims) / CONTEXT.world_size
+    assert narrow == pytest.approx(traffic / CONTEXT.device.bandwidth / MEMORY)
 
 
 def test_dimensions_cross_machines_where_their_ranks_do() -> None:

@@ -13,6 +13,9 @@ from rlcore_torchkit.architectures.values import value_problems
 from rlcore_torchkit.trainer.step_costs import Layout, Tokens, num_parameters, pass_seconds, update_seconds
 
 CONFIG = "config.json"
+NARROW_BYTES = 270
+"""Bytes that the kernels of an update read and write for a parameter with moments in 8 bits: decoding, AdamW, new scales and
+codes, and joining masters, counted by operator."""
 HOST_ADAM_BYTES = 28
 """Bytes that an update on the host reads and writes for a parameter: master and moments both ways, and the gradient, in
 float32."""
@@ -97,7 +100,8 @@ def trainer_seconds(
     whole, update = tokens_of(context), tokens_of(context, 1 / context.updates)
     trained = num_parameters(dims) if num_trained is None else num_trained
     training = pass_seconds(dims, context.device, update, layout, trains=True, recomputes=recomputes)
-    training += update_seconds(context.device, layout, trained, state_bytes)
+    narrow = NARROW_BYTES * trained / context.world_size if context.optimizer.moments == "8bit" else 0
+    training += update_seconds(context.device, layout, trained, state_bytes + narrow)
     own = pass_seconds(dims, context.device, whole, layout, trains=False) * context.policy_passes
     other = pass_seconds(reference or dims, context.device, whole, layout, trains=False) * context.reference_passes
     return {"log-probabilities": own + other, "training": context.updates * training}

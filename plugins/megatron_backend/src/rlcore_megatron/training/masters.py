@@ -15,17 +15,14 @@ MASTER = "master_param"
 def joined(weights: Tensor, remainders: Tensor) -> Tensor:
     """float32 [n], from bfloat16 [n] and the int16 [n] that TransformerEngine keeps with `store_param_remainders`: the lower
     halves of the bits. Where these are negative, which is half of an upper one's last place or more, it was rounded up."""
-    upper = weights.view(torch.int16).int() - (remainders < 0).int()
-    lower = remainders.int() & 0xFFFF
-    return (upper << 16 | lower).view(torch.float32)
+    upper = weights.view(torch.int16) - (remainders < 0).to(torch.int16)
+    return torch.stack((remainders, upper), dim=-1).view(torch.float32).squeeze(-1)  # the lower half comes first
 
 
 def divided(masters: Tensor) -> tuple[Tensor, Tensor]:
     """Undo `joined`: return the parts of a joined tensor."""
-    bits = masters.view(torch.int32)
-    remainders = bits.to(torch.int16)  # keeps the lower half
-    upper = (bits >> 16) + (remainders < 0).int()
-    return upper.to(torch.int16).view(torch.bfloat16), remainders
+    remainders, upper = masters.unsqueeze(-1).view(torch.int16).unbind(-1)
+    return (upper + (remainders < 0)).view(torch.bfloat16), remainders
 
 
 @frozen(kw_only=True, eq=False)
