@@ -34,3 +34,25 @@ def test_parts_are_apart(tmp_path: Path) -> None:
     assert math.hypot(*seen["before"]) == pytest.approx(seen["total"], rel=1e-6)
     assert min(seen["before"]) > limit
     assert seen["after"] == pytest.approx((limit, limit), rel=1e-5)
+
+
+def test_a_rank_without_a_part_clips_nothing(tmp_path: Path) -> None:
+    """As a stage without the head, or a rank that updates no element of it."""
+    directory = make_with_head(tmp_path / "model", "glm4_moe", num_hidden_layers=2)
+    backend = make_backend(directory)
+    seen = {}
+    update = backend.update
+
+    def see(*arguments: object) -> float:
+        gradients = HeadGradients.of(backend.models, backend.optimizer)
+        assert gradients.head == frozenset()
+        before = gradients.norm("policy")
+        gradients.clip("head", 2.0, 1.0)
+        seen["kept"] = gradients.norm("policy") == before
+        return update(*arguments)
+
+    backend.update = see
+    batch = make_batch()
+    backend.train_step(step_request(split(batch, [range(6)]), batch.counts()))
+    backend.close(CloseRequest())
+    assert seen == {"kept": True}

@@ -13,7 +13,15 @@ def test_weights_and_remainders_hold_every_bit(patterns: list[int]) -> None:
     masters = torch.from_numpy(np.array(patterns, np.uint32).view(np.float32))
     weights, remainders = divided(masters)
     assert (weights.dtype, remainders.dtype) == (torch.bfloat16, torch.int16)
-    assert torch.equal(joined(weights, remainders).view(torch.int32), masters.view(torch.int32))
+    again = joined(weights, remainders)
+    assert torch.equal(again.isnan(), masters.isnan())
+    assert torch.equal(again.view(torch.int32)[~masters.isnan()], masters.view(torch.int32)[~masters.isnan()])
+
+
+def test_what_is_no_number_becomes_no_weight() -> None:
+    """Of a NaN as GPUs compute it a carry would make a zero."""
+    masters = torch.tensor([0x7FFFFFFF, -1, 0x7FC00000], dtype=torch.int32).view(torch.float32)
+    assert bool(divided(masters)[0].isnan().all())
 
 
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=50))

@@ -1,5 +1,6 @@
 """State of tensors with settings of their own: its size, its offload, adapters, critics, multi-token heads, other schedules."""
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -77,13 +78,17 @@ def test_state_has_the_size_that_plans_count(spec: OptimizerSpec, dtype: str, mo
     assert found == pytest.approx(state_bytes(spec, {}, item, count, table), rel=0.02)
 
 
+@pytest.mark.parametrize("wide", [True, False])
 def test_masters_of_bfloat16_weights_are_those_of_torch(
-    model: Path, backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+    wide: bool, model: Path, backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At a learning rate far below the last bit of most weights, for the same gradients; parts of 64 elements at a time."""
+    """At a learning rate far below the last bit of most weights, for the same gradients, clipped, in float32 or bfloat16; parts
+    of 64 elements at a time."""
     monkeypatch.setattr(shard_states, "DECODED_ELEMENTS", 64)
     groups = (OptimizerGroup(parameters=("*.q_proj.weight",), learning_rate=3e-6),)
-    trainer = backend(model, optimizer=OptimizerSpec(learning_rate=1e-6, weight_decay=0.0, groups=groups), dtype="bfloat16")
+    spec = OptimizerSpec(learning_rate=1e-6, weight_decay=0.0, groups=groups, max_grad_norm=0.05)
+    config = MegatronConfig(ddp={"grad_reduce_in_fp32": wide})
+    trainer = backend(model, config=config, optimizer=spec, dtype="bfloat16")
     shards = shards_of(trainer.models, trainer.optimizer)
     copies = [torch.nn.Parameter(shard.key.detach().float()) for shard in shards]
     # Queries, keys and values are one parameter, each with its own rate: two copies of it, and elements of either.
@@ -91,12 +96,14 @@ def test_masters_of_bfloat16_weights_are_those_of_torch(
     raised = [torch.nn.Parameter(copy.detach().clone()) for copy in copies]
     own.append(torch.optim.AdamW(raised, lr=3e-6, weight_decay=0.0))
     before = [shard.key.detach().clone() for shard in shards]
-    take = TensorOptimizer.step
+    take, norms = TensorOptimizer.step, list[float]()
 
     def watched(self: TensorOptimizer, *arguments: Any) -> None:
-        for shard, *both in zip(shards, copies, raised, strict=True):
+        gradients = [shard.key.decoupled_grad.float().clone() for shard in shards]
+        norms.append(float(torch.stack([gradient.norm() for gradient in gradients]).norm()))
+        for gradient, *both in zip(gradients, copies, raised, strict=True):
             for one in both:
-                one.grad = shard.key.decoupled_grad.float().clone()
+                one.grad = gradient * min(1.0, spec.max_grad_norm / norms[-1])
         take(self, *arguments)
 
     monkeypatch.setattr(TensorOptimizer, "step", watched)
@@ -104,6 +111,7 @@ def test_masters_of_bfloat16_weights_are_those_of_torch(
         step(trainer, version)
         for one in own:
             one.step()
+    assert all(norm == pytest.approx(spec.max_grad_norm, rel=1e-5) if wide else norm > 0.2 for norm in norms)
     for shard, copy, other, first in zip(shards, copies, raised, before, strict=True):
         masters = read(shard, MASTER)
         near = [torch.isclose(masters, one.detach(), rtol=2e-7, atol=1e-10) for one in (copy, other)]
@@ -112,6 +120,13 @@ def test_masters_of_bfloat16_weights_are_those_of_torch(
         assert torch.equal(shard.key, divided(masters)[0])
         assert float((masters != first.float()).float().mean()) > 0.9
         assert float((shard.key != first).float().mean()) < 0.5
+
+
+def test_the_norm_of_bfloat16_gradients_is_not_rounded(model: Path, backend: MakeBackend) -> None:
+    trainer = backend(model, config=MegatronConfig(ddp={"grad_reduce_in_fp32": False}), optimizer=NARROW, dtype="bfloat16")
+    result = trainer.train_step(evolve(step_request([BATCH], BATCH.counts()), gradient_norms=True))
+    assert result.gradient_norms is not None
+    assert result.grad_norm == pytest.approx(math.hypot(*result.gradient_norms.values()), rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

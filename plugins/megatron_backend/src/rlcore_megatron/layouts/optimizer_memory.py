@@ -8,7 +8,7 @@ from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.setup.config import has_tensor_settings
 from rlcore_torchkit.optimizer.settings import BLOCK, DECODED_BYTES, DECODED_ELEMENTS
 
-JOINED_BYTES = 40
+JOINED_BYTES = 16
 """Bytes of an element whose master is joined, updated and divided, its gradient in float32 included."""
 
 MOMENT_BYTES = {"float32": 8.0, "8bit": 2 * (1 + 4 / BLOCK)}

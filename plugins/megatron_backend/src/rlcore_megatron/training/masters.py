@@ -11,6 +11,9 @@ from torch import Tensor
 MASTER = "master_param"
 """The name of the masters in the optimizers' state: float32 [n], or int16 [n] of what `divided` takes off."""
 
+FACTOR = "gradient_factor"
+"""The name of an attribute of what an optimizer updates: the number that clipping scales its gradient by, if not in place."""
+
 
 def joined(weights: Tensor, remainders: Tensor) -> Tensor:
     """float32 [n], from bfloat16 [n] and the int16 [n] that TransformerEngine keeps with `store_param_remainders`: the lower
@@ -20,9 +23,10 @@ def joined(weights: Tensor, remainders: Tensor) -> Tensor:
 
 
 def divided(masters: Tensor) -> tuple[Tensor, Tensor]:
-    """Undo `joined`: return the parts of a joined tensor."""
+    """Undo `joined`: return the parts of a joined tensor. What is no number stays so."""
     remainders, upper = masters.unsqueeze(-1).view(torch.int16).unbind(-1)
-    return (upper + (remainders < 0)).view(torch.bfloat16), remainders
+    is_last = upper & 0x7FFF == 0x7FFF  # of the upper halves: a NaN, which one more would make a zero
+    return (upper + ((remainders < 0) & ~is_last)).view(torch.bfloat16), remainders
 
 
 @frozen(kw_only=True, eq=False)
@@ -37,11 +41,12 @@ class Span:
 
     @property
     def gradients(self) -> Tensor:
-        """float32 [beyond - first]: a view where Megatron keeps it so."""
+        """float32 [beyond - first], clipped: a view where Megatron keeps it so."""
         found: Any = getattr(self.key, "decoupled_grad", None)
-        gradients: Tensor | None = self.key.grad if found is None else found
-        assert gradients is not None
-        return gradients[self.first : self.beyond].float()
+        kept: Tensor | None = self.key.grad if found is None else found
+        assert kept is not None
+        gradients, factor = kept[self.first : self.beyond].float(), getattr(self.key, FACTOR, None)
+        return gradients if factor is None else gradients * factor
 
     @contextmanager
     def masters(self) -> Iterator[Tensor]:

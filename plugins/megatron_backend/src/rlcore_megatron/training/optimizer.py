@@ -7,14 +7,17 @@ from typing import Any
 import torch
 from attrs import frozen
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, clip_grads, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.utils import local_multi_tensor_l2_norm
+from torch import Tensor
 
 from rlcore.spi import OptimStepRequest, TrainerContext
 from rlcore_megatron.modules.model import PolicyModel
 from rlcore_megatron.setup.config import MegatronConfig, has_tensor_settings
 from rlcore_megatron.setup.passthrough import converted
+from rlcore_megatron.training.masters import FACTOR
 from rlcore_megatron.training.partial_step import step_in_parts
 from rlcore_torchkit.optimizer.settings import step_settings
 
@@ -122,11 +125,33 @@ def _least_rate(context: TrainerContext, config: MegatronConfig) -> float:
 
 
 def clip(optimizer: MegatronOptimizer, norm: float, limit: float) -> None:
-    """Scale the gradients, in place, so that their global L2 norm, now `norm`, is at most `limit`; 0.0 never."""
-    if 0.0 < limit < norm:
-        name = "decoupled_grad" if optimizer.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8 else "grad"
-        found = [getattr(parameter, name, None) for group in optimizer.param_groups for parameter in group["params"]]
-        torch._foreach_mul_([gradient for gradient in found if gradient is not None], limit / norm)
+    """Scale the gradients, so that their global L2 norm, now `norm`, is at most `limit`; 0.0 never. Those in less than float32
+    stay as they are where `Span.gradients` scales them."""
+    if not 0.0 < limit < norm:
+        return
+    options, in_place = optimizer.config, list[Tensor]()
+    name = "decoupled_grad" if options.use_precision_aware_optimizer_no_fp8_or_ds_fp8 else "grad"
+    scales_later = name == "decoupled_grad" and not options.use_precision_aware_optimizer
+    for key in (key for group in optimizer.param_groups for key in group["params"]):
+        gradient = getattr(key, name, None)
+        if gradient is None:
+            continue
+        if scales_later and gradient.dtype != torch.float32:
+            setattr(key, FACTOR, limit / norm)
+        else:
+            in_place.append(gradient)
+    if in_place:  # of another stage, or of no element of the multi-token head, there are none
+        torch._foreach_mul_(in_place, limit / norm)
+
+
+def _l2_norm(_chunk: int, _noop: Tensor, tensors: Sequence[Sequence[Tensor]], *_: Any) -> tuple[Tensor, None]:
+    """float32 [1], as TransformerEngine's and Apex's kernels compute it, of gradients in any dtype."""
+    norms = [torch.linalg.vector_norm(tensor, dtype=torch.float32) for tensor in tensors[0]]
+    return torch.linalg.vector_norm(torch.stack(norms)).view(1), None
+
+
+if clip_grads.l2_norm_impl is local_multi_tensor_l2_norm:  # Megatron's own computes in the gradients' dtype
+    clip_grads.l2_norm_impl = _l2_norm
 
 
 @frozen(kw_only=True)

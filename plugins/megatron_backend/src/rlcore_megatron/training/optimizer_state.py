@@ -33,7 +33,7 @@ def count_steps(optimizer: MegatronOptimizer) -> int:
 
 @torch.no_grad()
 def make_state(optimizer: MegatronOptimizer, num_steps: int) -> None:
-    """Something to fill for every parameter, with that count of steps; no moments where no step was done."""
+    """Something to fill for every parameter, with that count of steps; where no step was done, moments at most as zeros."""
     for one in optimizers_of(optimizer):
         if not num_steps:
             one.state.clear()

@@ -8,7 +8,7 @@ from attrs import frozen
 from torch import Tensor
 
 from rlcore.spi import OptimizerSpec
-from rlcore_megatron.training.masters import MASTER, Span
+from rlcore_megatron.training.masters import FACTOR, MASTER, Span
 from rlcore_megatron.training.shard_elements import ShardElements
 from rlcore_torchkit.optimizer.settings import BLOCK, DECODED_ELEMENTS
 
@@ -54,10 +54,11 @@ class ShardStates(torch.optim.Optimizer):
         """Do nothing."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Free gradients, those of another dtype than the weights too."""
+        """Free gradients, those of another dtype than the weights too, and forget how they were clipped."""
         super().zero_grad(set_to_none)
         for key in (key for group in self.param_groups for key in group["params"]):
             key.decoupled_grad = None
+            setattr(key, FACTOR, None)
 
     def spans(self, key: Tensor, first: int, beyond: int) -> list[Span]:
         """Return elements `first` to `beyond` - 1 of a shard, at most DECODED_ELEMENTS at a time where masters are joined."""

@@ -15,6 +15,7 @@ from rlcore.spi import MuonSpec, OptimizerSpec
 from rlcore_megatron.families.weight_mapping import Names
 from rlcore_megatron.layouts.layout import ParallelLayout
 from rlcore_megatron.training.adamw import AdamW
+from rlcore_megatron.training.masters import FACTOR
 from rlcore_megatron.training.muon import Muon
 from rlcore_megatron.training.optimizer_shards import parts_of
 from rlcore_megatron.training.shard_elements import elements_of
@@ -54,3 +55,5 @@ class TensorOptimizer:
         for states in self._states:
             for group in states.param_groups:
                 group["step"] = num_steps
+                for key in group["params"]:
+                    setattr(key, FACTOR, None)
