@@ -6,9 +6,8 @@
 
 The longest answer sets the number of steps of a generation, so its tail is steps with few sequences. One engine of the 8B
 shape with random weights, in this process. A step's time is (long generation - short generation) / difference in tokens, which
-cancels prompts. The floor of a
-step is its weights and the keys and values of all sequences, read once at the rate of a copy on this device. With `--kernels N`
-the device's time of a step is divided among its N longest kernels, for 8 sequences.
+cancels prompts. The floor of a step is its weights and the keys and values of all sequences, read once at the rate of a copy on
+this device. With `--kernels N` the device's time of a step is divided among its N longest kernels, for 8 sequences.
 
 Each row changes one option of the engine and has a process of its own.
 """

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,14 @@ def test_grpo_step(script: Script, tmp_path: Path) -> None:
 
 
 def test_headline(script: Script, tmp_path: Path) -> None:
-    output = script("headline.py", tmp_path / "results", "--quick", "--steps", 2, "--model-directory", tmp_path / "model")
+    work = ("--prompts", 3, "--samples", 2, "--updates", 2, "--prompt-length", 50, "--length", 64)
+    output = script(
+        "headline.py", tmp_path / "results", "--quick", "--steps", 2, "--model-directory", tmp_path / "model", *work
+    )
+    recipe = tomllib.loads((tmp_path / "results" / "recipe.toml").read_text())
+    assert (recipe["training"]["prompts_per_step"], recipe["training"]["minibatches_per_step"]) == (3, 2)
+    lengths = {"samples_per_prompt": 2, "max_prompt_tokens": 50, "max_response_tokens": 14}
+    assert recipe["rollout"] == {**lengths, "stop_token_ids": []}
     assert len(rows(output, "rlcore, means of 1 steps")["rlcore, means of 1 steps"]) >= 8
     assert float(rows(output, "most GiB in use, train:")["most GiB in use, train:"][0]) > 0.0
     idle = "idle share of a step, shared devices:"
@@ -157,8 +165,9 @@ def test_generation_by_a_stream(script: Script) -> None:
 @pytest.mark.usefixtures("rows_here")
 @pytest.mark.wide
 def test_refit(script: Script) -> None:
-    output = script("refit.py", "--quick", "--device", "cpu", "--repeats", 2, "--rows", "in_process")
-    assert len(rows(output, "tiny  in_process ")["tiny  in_process "]) == 7
+    output = script("refit.py", "--quick", "--device", "cpu", "--repeats", 2, "--rows", "in_process", "shards-fsdp2")
+    for row in ("tiny  in_process ", "tiny  shards-fsdp2 "):
+        assert len(rows(output, row)[row]) == 7
 
 
 @pytest.mark.usefixtures("rows_here")

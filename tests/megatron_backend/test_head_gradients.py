@@ -37,7 +37,7 @@ def test_parts_are_apart(tmp_path: Path) -> None:
 
 
 def test_a_rank_without_a_part_clips_nothing(tmp_path: Path) -> None:
-    """As a stage without the head, or a rank that updates no element of it."""
+    """A stage without the head, or a rank that updates no element of it, has no gradients to scale."""
     directory = make_with_head(tmp_path / "model", "glm4_moe", num_hidden_layers=2)
     backend = make_backend(directory)
     seen = {}

@@ -19,7 +19,7 @@ def test_weights_and_remainders_hold_every_bit(patterns: list[int]) -> None:
 
 
 def test_what_is_no_number_becomes_no_weight() -> None:
-    """Of a NaN as GPUs compute it a carry would make a zero."""
+    """A carry would make a zero of the NaN that GPUs compute."""
     masters = torch.tensor([0x7FFFFFFF, -1, 0x7FC00000], dtype=torch.int32).view(torch.float32)
     assert bool(divided(masters)[0].isnan().all())
 

