@@ -5,7 +5,10 @@ from attrs import evolve
 from rlcore.spi import LoraSpec, ModelSpec
 from rlcore_fsdp2.check import check
 from rlcore_fsdp2.config import Fsdp2Config
+from rlcore_fsdp2.provider import shared_kernels as fsdp2_kernels
 from rlcore_torchkit.huggingface import batch_invariance
+from rlcore_vllm.provider import shared_kernels as vllm_kernels
+from rlcore_vllm.setup.config import VllmConfig
 
 OPTION = "trainer.fsdp2.batch_invariant"
 
@@ -40,6 +43,22 @@ def test_other_options(invariant_context):
         ("trainer.fsdp2.compile_layers", "true, with batch_invariant"),
         (OPTION, "true, with [lora]"),
     }
+
+
+def test_parts(invariant_context):
+    assert problems(invariant_context, batch_invariant_parts=2) == []
+    found = dict(problems(invariant_context, batch_invariant_parts=3))
+    assert list(found) == ["trainer.fsdp2.batch_invariant_parts"]
+    assert "num_attention_heads" in found["trainer.fsdp2.batch_invariant_parts"]
+    ((path, text),) = [(one.path, one.found) for one in check(invariant_context, Fsdp2Config(batch_invariant_parts=2))]
+    assert (path, text) == ("trainer.fsdp2.batch_invariant_parts", "2, without batch_invariant")
+
+
+def test_a_generator_of_as_many_ranks_has_the_same_kernels():
+    for parts in (1, 2, 4):
+        ours = fsdp2_kernels(Fsdp2Config(batch_invariant=True, batch_invariant_parts=parts))
+        theirs = [vllm_kernels(VllmConfig(batch_invariant=True, tensor_parallel=ranks)) for ranks in (1, 2, 4)]
+        assert [ours == name for name in theirs] == [parts == ranks for ranks in (1, 2, 4)]
 
 
 def test_the_reference_too_is_of_the_family(invariant_context, model_directory):

@@ -32,11 +32,11 @@ def gradients_of(directory, dtype, **options):
     return found, result, trainer
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_gradients_equal_those_of_the_ordinary_layers(directory, checkpointing):
+@pytest.mark.parametrize(("checkpointing", "parts"), [(False, 1), (True, 1), (False, 2)])
+def test_gradients_equal_those_of_the_ordinary_layers(directory, checkpointing, parts):
     expected, step, _ = gradients_of(directory, "float32")
     found, invariant_step, trainer = gradients_of(
-        directory, "float32", batch_invariant=True, activation_checkpointing=checkpointing
+        directory, "float32", batch_invariant=True, batch_invariant_parts=parts, activation_checkpointing=checkpointing
     )
     assert_same(found, expected, tolerance=2e-6)
     assert invariant_step.loss == pytest.approx(step.loss, abs=1e-5)
@@ -44,6 +44,17 @@ def test_gradients_equal_those_of_the_ordinary_layers(directory, checkpointing):
     layer = trainer.policy.model.layers[0]
     assert {type(module) for module in layer.modules()} >= kinds
     assert type(trainer.policy.model.norm) is InvariantNorm
+
+
+def test_products_of_several_ranks_are_rounded_and_added_in_their_order(directory):
+    _, _, trainer = gradients_of(directory, "bfloat16", batch_invariant=True, batch_invariant_parts=2)
+    layer = trainer.policy.model.layers[0]
+    for module in (layer.self_attn.o_proj, layer.mlp.down_proj):
+        states, width = torch.randn(5, module.in_features).bfloat16(), module.in_features // 2
+        weight = module.weight.data = module.weight.data.bfloat16()
+        ranks = [states[:, own] @ weight[:, own].T for own in (slice(width), slice(width, None))]
+        assert torch.equal(module(states), ranks[0] + ranks[1])
+        assert not torch.equal(module(states), states @ weight.T)
 
 
 def test_bfloat16_gradients_stay_within_the_bound_of_the_ordinary_ones_in_float32(directory):

@@ -10,9 +10,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from rlcore.spi import OptimizerSpec
+from rlcore_fsdp2 import optimizer as fsdp2_optimizer
 from rlcore_fsdp2.optimizer import Optimizer, clip, local_norms, squared_norm
 from rlcore_fsdp2.trained_parameters import TrainedParameter
-from rlcore_torchkit.optimizer import settings
+from rlcore_torchkit.optimizer import one_pass, settings
 from rlcore_torchkit.optimizer.settings import tensor_settings
 
 SPEC = OptimizerSpec(learning_rate=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)
@@ -146,3 +147,31 @@ def test_gradients_are_scaled_where_their_norm_exceeds_the_limit(max_norm, facto
     for gradient, was in zip(gradients, before, strict=True):
         torch.testing.assert_close(gradient, was * (max_norm / norm if factor is None else factor))
     assert squared_norm(gradients).item() ** 0.5 == pytest.approx(max_norm if factor is None else norm, rel=1e-5)
+
+
+def test_one_pass_is_the_step_by_operators(monkeypatch):
+    """Of a matrix whose rows are whole blocks, and of one whose rows are not."""
+    spec, calls = evolve(SPEC, moments="8bit"), []
+
+    def counted(*arguments):
+        calls.append(arguments[0].shape)
+        one_pass.update(*arguments)
+
+    monkeypatch.setattr(one_pass, "_compiled", lambda: counted)
+    torch.manual_seed(0)
+    models = [nn.ParameterDict({"whole": torch.randn(16, 512), "cut": torch.randn(16, 300)}) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    by_operators, in_one_pass = (make_optimizer(model, spec) for model in models)
+    for number in range(3):
+        for model, optimizer in zip(models, (by_operators, in_one_pass), strict=True):
+            for parameter, gradient in zip(model.parameters(), gradients_of((16, 300), (16, 512)), strict=True):
+                parameter.grad = gradient * (number + 1)
+            with monkeypatch.context() as patch:
+                if optimizer is in_one_pass:
+                    patch.setattr(fsdp2_optimizer, "takes", lambda columns, _: one_pass.takes(columns, torch.device("cuda")))
+                optimizer.step(1.0)
+    assert calls == [(16, 2, 256)] * 3
+    for expected, found in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        distance = (found - expected).abs() / SPEC.learning_rate
+        assert (distance > 1e-3).float().mean() < 1e-3
+        assert distance.max() < 0.2  # a code that rounding made the next one

@@ -28,12 +28,14 @@ from rlcore.spi import (
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.layouts.optimizer_memory import state_bytes
 from rlcore_megatron.setup.config import MegatronConfig
-from rlcore_megatron.training import shard_states
-from rlcore_megatron.training.masters import MASTER, divided
+from rlcore_megatron.training import adamw, shard_states
+from rlcore_megatron.training.masters import MASTER
 from rlcore_megatron.training.optimizer_shards import shards_of
-from rlcore_megatron.training.optimizer_state import read
+from rlcore_megatron.training.optimizer_state import names_of, read
 from rlcore_megatron.training.tensor_optimizer import TensorOptimizer
 from rlcore_torchkit.distributed.residency import num_bytes
+from rlcore_torchkit.optimizer import one_pass
+from rlcore_torchkit.optimizer.one_pass import divided
 from rlcore_torchkit.testing.models import make_model
 
 MUON = OptimizerSpec(name="muon", learning_rate=1e-3, weight_decay=0.1)
@@ -120,6 +122,38 @@ def test_masters_of_bfloat16_weights_are_those_of_torch(
         assert torch.equal(shard.key, divided(masters)[0])
         assert float((masters != first.float()).float().mean()) > 0.9
         assert float((shard.key != first).float().mean()) < 0.5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_one_pass_is_the_step_by_operators(
+    dtype: str, tmp_path: Path, backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matrices with rows of whole blocks, and others; clipped gradients, and bfloat16 ones."""
+    wide, calls = make_model(tmp_path / "wide", "qwen3", hidden_size=256, num_layers=1), list[int]()
+    spec = OptimizerSpec(moments="8bit", learning_rate=1e-3, max_grad_norm=0.05)
+    config = MegatronConfig(ddp={"grad_reduce_in_fp32": dtype == "float32"})
+    by_operators, in_one_pass = (backend(wide, config=config, optimizer=spec, dtype=dtype) for _ in range(2))
+
+    def counted(*arguments: Any) -> None:
+        calls.append(arguments[0].numel())
+        one_pass.update(*arguments)
+
+    for version in range(3):
+        step(by_operators, version)
+        with monkeypatch.context() as patch:
+            patch.setattr(adamw, "takes", lambda columns, _: one_pass.takes(columns, torch.device("cuda")))
+            patch.setattr(one_pass, "_compiled", lambda: counted)
+            step(in_one_pass, version)
+    pairs = zip(*(shards_of(trainer.models, trainer.optimizer) for trainer in (in_one_pass, by_operators)), strict=True)
+    assert 0 < sum(calls) < 3 * sum(shard.key.numel() for shard in shards_of(in_one_pass.models, in_one_pass.optimizer))
+    for found, expected in pairs:
+        distance = (read(found, MASTER) - read(expected, MASTER)).abs() / spec.learning_rate
+        assert float((distance > 1e-3).float().mean()) < 1e-4
+        assert float(distance.max()) < 0.2  # a code that rounding made the next one
+        for name in names_of(found):
+            ours, theirs = (shard.state[name].float() for shard in (found, expected))
+            most = 1.0 if found.state[name].dtype == torch.uint8 else 2e-5 * float(theirs.abs().max())
+            assert float(((ours - theirs).abs() > most).float().mean()) < 1e-4
 
 
 def test_the_norm_of_bfloat16_gradients_is_not_rounded(model: Path, backend: MakeBackend) -> None:

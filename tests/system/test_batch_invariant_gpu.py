@@ -1,4 +1,5 @@
-"""With batch-invariant kernels on both sides, log-probabilities of `vllm` are those of `fsdp2`, to the bit, on one GPU."""
+"""With batch-invariant kernels on both sides, log-probabilities of `vllm` are those of `fsdp2`, to the bit: engines of one GPU,
+and of two."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -75,8 +76,17 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
     return ModelSpec(path=str(directory), dtype="bfloat16")
 
 
+@pytest.fixture(scope="module", params=[1, 2])
+def ranks(request: pytest.FixtureRequest) -> int:
+    """The engine's."""
+    if torch.cuda.device_count() < request.param:
+        pytest.skip(f"needs {request.param} GPUs")
+    found: int = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def trainer(spec: ModelSpec) -> Iterator[Fsdp2Backend]:
+def trainer(spec: ModelSpec, ranks: int) -> Iterator[Fsdp2Backend]:
     context = TrainerContext(
         model=spec,
         rank_info=RankInfo(device="cuda"),
@@ -86,17 +96,24 @@ def trainer(spec: ModelSpec) -> Iterator[Fsdp2Backend]:
         max_sequence_length=MAX_LENGTH,
         optimizer=OptimizerSpec(learning_rate=1e-3),
     )
-    backend = Fsdp2Backend(context, Fsdp2Config(batch_invariant=True))
+    backend = Fsdp2Backend(context, Fsdp2Config(batch_invariant=True, batch_invariant_parts=ranks))
     yield backend
     backend.close(CloseRequest())
 
 
 @pytest.fixture(scope="module")
-def generator(spec: ModelSpec) -> Iterator[VllmBackend]:
+def generator(spec: ModelSpec, ranks: int) -> Iterator[VllmBackend]:
     context = GeneratorContext(
         model=spec, rank_info=RankInfo(device="cuda"), seed=0, max_sequence_length=MAX_LENGTH, channel="cuda_ipc"
     )
-    config = VllmConfig(batch_invariant=True, gpu_memory_utilization=0.2, max_num_seqs=MOST_AT_ONCE, max_num_batched_tokens=512)
+    config = VllmConfig(
+        batch_invariant=True,
+        tensor_parallel=ranks,
+        devices=tuple(range(ranks)),
+        gpu_memory_utilization=0.2,
+        max_num_seqs=MOST_AT_ONCE,
+        max_num_batched_tokens=512,
+    )
     backend = VllmBackend(context, config)
     yield backend
     backend.close(CloseRequest())

@@ -15,7 +15,7 @@ OPTION = "generator.vllm.batch_invariant"
 
 @pytest.fixture
 def context(invariant_context, monkeypatch):
-    monkeypatch.setattr(check_module, "device_memories", lambda: [80 * GIB])
+    monkeypatch.setattr(check_module, "device_memories", lambda: [80 * GIB] * 2)
     monkeypatch.setattr(check_module, "meant_for", lambda: {"cpu", "cuda"})
     return invariant_context
 
@@ -27,6 +27,7 @@ def problems(context, **options):
 
 def test_what_it_is_for(context):
     assert problems(context) == problems(context, replicas=2, prefix_caching=False, engine={"block_size": 32}) == []
+    assert problems(context, tensor_parallel=2, devices=(0, 1)) == []
 
 
 def test_other_options(context):
@@ -35,12 +36,10 @@ def test_other_options(context):
         quantization="fp8",
         kv_cache_dtype="fp8",
         speculative_ngram=2,
-        tensor_parallel=2,
-        devices=(0, 1),
         engine={"attention_backend": "FLASHINFER", "compilation_config": {"mode": 3}},
     )
     asked = {path for path, text in found if "batch_invariant" in text}
-    sections = {"quantization", "kv_cache_dtype", "speculative_ngram", "tensor_parallel"}
+    sections = {"quantization", "kv_cache_dtype", "speculative_ngram"}
     sections |= {"engine.attention_backend", "engine.compilation_config"}
     assert asked == {f"generator.vllm.{key}" for key in sections}
     assert ("refit.adapters", "unmerged adapters") in found

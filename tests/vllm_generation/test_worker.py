@@ -103,11 +103,13 @@ def test_a_refit_whose_sender_gave_up_is_abandoned_before_the_next(rank):
 
 
 def test_vllm_has_what_batch_invariant_engines_replace(monkeypatch):
-    from vllm.model_executor.layers import layernorm
+    from vllm.model_executor.layers import layernorm, linear
     from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
-    for owner, name in ((layernorm, "rms_norm_batch_invariant"), (LogitsProcessor, invariant.HEAD)):
+    replaced = ((layernorm, "rms_norm_batch_invariant"), (LogitsProcessor, invariant.HEAD), (linear, invariant.SUM))
+    for owner, name in replaced:
         monkeypatch.setattr(owner, name, getattr(owner, name))
     invariant.use_invariant_kernels()
     assert getattr(LogitsProcessor, invariant.HEAD) is invariant.apply_head
     assert layernorm.rms_norm_batch_invariant.__qualname__.startswith("sum_first")
+    assert getattr(linear, invariant.SUM) is invariant.sum_of_ranks

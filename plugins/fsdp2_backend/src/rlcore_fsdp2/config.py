@@ -36,6 +36,9 @@ class Fsdp2Config:
     """Compute with the kernels of an engine with `generator.vllm.batch_invariant`, for bitwise equal log-probabilities; slower.
     Qwen3 without experts in bfloat16, on GPUs of compute capability 9, with vLLM installed beside the trainer
     (docs/train-inference-agreement.md)."""
+    batch_invariant_parts: Positive = 1
+    """With batch_invariant, the engine's ranks: `generator.vllm.tensor_parallel`. Attention's and the MLP's last products
+    are then computed and added in as many parts as there."""
     activation_checkpointing: bool = False
     """Keep only each layer's input for the backward pass and compute the layer again: less memory, a third more work."""
     compile_layers: bool = False

@@ -17,6 +17,9 @@ OTHERWISE = {"tensor_parallel": 1, "context_parallel": 1, "fp8": False, "compile
 def batch_invariance_problems(context: CheckContext, config: Fsdp2Config) -> Iterator[Problem]:
     """Return all problems, of the policy and of the model in [reference]; none where the option is off."""
     if not config.batch_invariant:
+        if config.batch_invariant_parts > 1:
+            found = f"{config.batch_invariant_parts}, without batch_invariant"
+            yield option_problem("batch_invariant_parts", found, "1", f"Or set {OPTION} to true")
         return
     for option, needed in OTHERWISE.items():
         found = getattr(config, option)

@@ -7,7 +7,8 @@ Shapes: T tokens, H heads, D head dimension, K and N sides of a matrix.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import Any
 
 import torch
@@ -22,8 +23,8 @@ from rlcore_torchkit.layers.attention import PackedSequences
 from rlcore_torchkit.layers.packed_attention import Scores, causal_attention
 
 
-def use_invariant_kernels(model: Any) -> None:
-    """Let the layers and the last norm of a Qwen3, on any device, compute by `invariant_kernels`."""
+def use_invariant_kernels(model: Any, *, parts: int = 1) -> None:
+    """Let the layers and the last norm of a Qwen3 compute by `invariant_kernels`, as engines of `parts` ranks do."""
     table = RotaryTable(model.config)
     for layer in layers_of(model):
         layer.self_attn.__class__, layer.mlp.__class__ = InvariantAttention, InvariantMlp
@@ -31,6 +32,8 @@ def use_invariant_kernels(model: Any) -> None:
         for module in layer.modules():
             if type(module) is nn.Linear:
                 module.__class__ = InvariantLinear
+        for module in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            module.__class__, module.parts = SummedLinear, parts
     for module in model.modules():
         if type(module).__name__ == "Qwen3RMSNorm":
             module.__class__ = InvariantNorm
@@ -62,6 +65,18 @@ class InvariantLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         apply: Any = _Linear.apply
         output: Tensor = apply(input.flatten(0, -2), self.weight)
+        return output.unflatten(0, input.shape[:-1])
+
+
+class SummedLinear(InvariantLinear):
+    """A product that tensor ranks compute by parts of its columns, and add in the order of ranks."""
+
+    parts: int
+
+    def forward(self, input: Tensor) -> Tensor:
+        apply: Any = _Linear.apply
+        states, weights = (matrix.chunk(self.parts, dim=-1) for matrix in (input.flatten(0, -2), self.weight))
+        output: Tensor = reduce(add, map(apply, states, weights))  # rounded to the dtype at each sum
         return output.unflatten(0, input.shape[:-1])
 
 

@@ -17,6 +17,7 @@ from rlcore_fsdp2.sharding import held_part, local, num_copies
 from rlcore_fsdp2.trained_parameters import TrainedParameter, trained_parameters
 from rlcore_torchkit.optimizer.moments import Columns, decode, encode, row_parts
 from rlcore_torchkit.optimizer.muon import momentum_update
+from rlcore_torchkit.optimizer.one_pass import step_numbers, takes, update_in_one_pass
 from rlcore_torchkit.optimizer.settings import NO_OVERRIDES, StepOverrides, TensorSettings
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -139,6 +140,12 @@ class Optimizer:
         state, columns = self.state[member.parameter], _columns(member.parameter)
         weights, gradients = local(member.parameter), local(member.parameter.grad)
         kept = {name: (local(state[name]), local(state[name + SCALE]), name == MOMENTS[0]) for name in MOMENTS}
+        if takes(columns, weights.device) and not _dims_of_columns(member.parameter):
+            state[STEP] += 1
+            numbers = step_numbers(settings, rate, eps, local(state[STEP]))
+            codes, scales = ([values[i] for values in kept.values()] for i in range(2))
+            update_in_one_pass(weights, None, gradients, codes, scales, numbers)
+            return
         for rows in row_parts((*weights.shape[:-1], columns.width)):  # the same on ranks with other columns
             moments = [decode(codes[rows], scales[rows], columns, signed=signed) for codes, scales, signed in kept.values()]
             several = [[moment] for moment in moments]

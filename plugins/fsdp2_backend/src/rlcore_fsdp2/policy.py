@@ -136,7 +136,7 @@ def _place_on_device(
         use_float8(model, device)
     described = is_described(model)
     if config.batch_invariant:
-        use_invariant_kernels(model)
+        use_invariant_kernels(model, parts=config.batch_invariant_parts)
     elif described:
         fuse_norms(model)
     if device.type == "cpu" and not config.compile_layers:

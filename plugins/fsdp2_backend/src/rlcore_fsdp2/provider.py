@@ -2,13 +2,13 @@
 
 from rlcore.spi import Provider, capabilities
 from rlcore_fsdp2.config import Fsdp2Config
-from rlcore_torchkit.huggingface.batch_invariance import SHARED_KERNELS
+from rlcore_torchkit.huggingface.batch_invariance import shared_kernels as invariant_kernels
 from rlcore_torchkit.requirements import TRAINER_CAPABILITIES, missing_requirement
 
 
 def shared_kernels(config: Fsdp2Config) -> str | None:
     """The kernels of an engine that computes each token by the same instructions in every batch."""
-    return SHARED_KERNELS if config.batch_invariant else None
+    return invariant_kernels(config.batch_invariant_parts) if config.batch_invariant else None
 
 
 def disabled_capabilities(config: Fsdp2Config) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from operator import attrgetter
 
 from rlcore.spi import ChannelProvider, Provider, capabilities
-from rlcore_torchkit.huggingface.batch_invariance import SHARED_KERNELS
+from rlcore_torchkit.huggingface.batch_invariance import shared_kernels as invariant_kernels
 from rlcore_torchkit.json_schema import STRUCTURED_OUTPUT
 from rlcore_vllm.setup.config import ROUNDING_ARGUMENTS, VllmConfig
 from rlcore_vllm.setup.requirements import meant_for, unavailable
@@ -37,7 +37,7 @@ def disabled_capabilities(config: VllmConfig) -> frozenset[str]:
 
 def shared_kernels(config: VllmConfig) -> str | None:
     """The kernels that a trainer may have too."""
-    return SHARED_KERNELS if config.batch_invariant else None
+    return invariant_kernels(config.tensor_parallel) if config.batch_invariant else None
 
 
 PROVIDER = Provider(

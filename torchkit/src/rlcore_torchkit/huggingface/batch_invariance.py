@@ -13,8 +13,6 @@ from rlcore_torchkit.architectures.registry import find_architecture
 from rlcore_torchkit.huggingface.model_check import config_file
 from rlcore_torchkit.requirements import installed_version
 
-SHARED_KERNELS = "vLLM's batch-invariant"
-"""The name of the kernels in Provider.shared_kernels."""
 KERNELS = Requirement("vllm==0.26.*")
 """The versions that were compared."""
 CAPABILITY_MAJOR = 9
@@ -27,6 +25,11 @@ VOCABULARY_MULTIPLE = 64
 CHANNELS = ("cuda_ipc", "directory")
 """By which weights travel without the NCCL whose settings the mode changes, to an engine in a process of its own, since it
 replaces operations of torch."""
+
+
+def shared_kernels(parts: int) -> str:
+    """Return the name of the kernels in Provider.shared_kernels, where products of tensor ranks are added in so many parts."""
+    return f"vLLM's batch-invariant ({parts} ranks)" if parts > 1 else "vLLM's batch-invariant"
 
 
 def invariance_problems(option: str, context: CheckContext) -> Iterator[Problem]:

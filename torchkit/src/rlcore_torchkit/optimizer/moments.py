@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from rlcore_torchkit.optimizer import settings
 from rlcore_torchkit.optimizer.settings import BLOCK
 
-_LEAST = 1e-12
+LEAST_SCALE = 1e-12
 """The least scale that values are divided by, as torchao's."""
 
 
@@ -38,7 +38,7 @@ class Columns:
         return -(-self.width // BLOCK)
 
     @property
-    def _blocks(self) -> slice:
+    def blocks(self) -> slice:
         """The blocks that these columns lie in."""
         return slice(self.first // BLOCK, -(-self.stop // BLOCK))
 
@@ -47,16 +47,16 @@ class Columns:
 
         Of ranks with other columns of the same rows the largest counts (an all-reduce by MAX).
         """
-        start = self.first - self._blocks.start * BLOCK
+        start = self.first - self.blocks.start * BLOCK
         padded = F.pad(values.abs(), (start, -(start + values.shape[-1]) % BLOCK))
         scales = values.new_zeros((*values.shape[:-1], self.num_blocks))
-        scales[..., self._blocks] = padded.view(*padded.shape[:-1], padded.shape[-1] // BLOCK, BLOCK).amax(-1)
+        scales[..., self.blocks] = padded.view(*padded.shape[:-1], padded.shape[-1] // BLOCK, BLOCK).amax(-1)
         return scales
 
     def spread(self, scales: Tensor) -> Tensor:
         """float32 [..., C]: each element's scale, of scales [..., K]."""
-        first = self._blocks.start * BLOCK
-        each = scales[..., self._blocks].repeat_interleave(BLOCK, dim=-1)
+        first = self.blocks.start * BLOCK
+        each = scales[..., self.blocks].repeat_interleave(BLOCK, dim=-1)
         return each[..., self.first - first : self.stop - first]
 
 
@@ -77,8 +77,8 @@ def row_parts(shape: Sequence[int]) -> Iterator[tuple[Any, ...]]:
 
 def encode(values: Tensor, scales: Tensor, columns: Columns, *, signed: bool) -> Tensor:
     """uint8 [..., C]: codes of values [..., C] with scales [..., K]; `signed` for the first moment."""
-    shares = values / columns.spread(scales).clip(_LEAST)
-    return torch.bucketize(shares, _first_shares(signed, values.device), right=True, out_int32=True).to(torch.uint8)
+    shares = values / columns.spread(scales).clip(LEAST_SCALE)
+    return torch.bucketize(shares, first_shares(signed, values.device), right=True, out_int32=True).to(torch.uint8)
 
 
 def decode(codes: Tensor, scales: Tensor, columns: Columns, *, signed: bool) -> Tensor:
@@ -87,7 +87,7 @@ def decode(codes: Tensor, scales: Tensor, columns: Columns, *, signed: bool) -> 
 
 
 @cache
-def _first_shares(signed: bool, device: torch.device) -> Tensor:
+def first_shares(signed: bool, device: torch.device) -> Tensor:
     """float32 [255]: the least share that each code but the first is given to, by torchao's rounding in float32.
 
     torchao searches in 25 passes over the values (`quantize_8bit_with_qmap`), where one comparison with these gives its codes.

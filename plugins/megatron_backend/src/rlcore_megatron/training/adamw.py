@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 from torch.optim.adamw import adamw
 
@@ -16,6 +16,7 @@ from rlcore_megatron.training.masters import Span
 from rlcore_megatron.training.shard_elements import Elements, ShardElements
 from rlcore_megatron.training.shard_states import CODES, MOMENTS, SCALES, ShardStates
 from rlcore_torchkit.optimizer.moments import Columns, decode, encode, row_parts
+from rlcore_torchkit.optimizer.one_pass import step_numbers, takes, update_in_one_pass
 from rlcore_torchkit.optimizer.settings import BLOCK, DECODED_ELEMENTS, NO_OVERRIDES, StepOverrides, TensorSettings
 
 
@@ -89,9 +90,14 @@ class NarrowMoments:
     def step(self, share: float, num_steps: int, overrides: StepOverrides) -> None:
         """Do step `num_steps`, counted from 1."""
         eps = self._eps if overrides.eps is None else overrides.eps
-        agreed = self._agreed_scales(overrides)
+        agreed, steps = self._agreed_scales(overrides), torch.tensor(num_steps, device=torch.cuda.current_device())
         for segment in self._segments:
             settings = segment.settings.overridden(overrides)
+            whole = _Rows.whole(segment)
+            if takes(whole.columns, steps.device):
+                numbers = step_numbers(settings, settings.learning_rate * share, eps, steps, whole.span.factor)
+                whole.update(numbers)
+                continue
             for rows in _Rows.of(segment):
                 means, squares = rows.moments()
                 with rows.span.masters() as masters:
@@ -164,14 +170,19 @@ class _Rows:
     columns: Columns
 
     @classmethod
+    def whole(cls, segment: Segment) -> "_Rows":
+        """Return all rows of a segment."""
+        own = segment.elements[0].run.columns
+        columns = Columns(first=own.start, stop=own.stop, width=segment.shard.whole_width)
+        width = own.stop - own.start
+        return cls(segment=segment, first=0, beyond=(segment.beyond - segment.first) // width, width=width, columns=columns)
+
+    @classmethod
     def of(cls, segment: Segment) -> "Iterator[_Rows]":
         """Yield the rows of a segment, a few at a time."""
-        columns = segment.elements[0].run.columns
-        width = columns.stop - columns.start
-        num_rows = (segment.beyond - segment.first) // width
-        whole = Columns(first=columns.start, stop=columns.stop, width=segment.shard.whole_width)
-        for (rows,) in row_parts((num_rows, width)):
-            yield cls(segment=segment, first=rows.start, beyond=rows.stop, width=width, columns=whole)
+        whole = cls.whole(segment)
+        for (rows,) in row_parts((whole.beyond, whole.width)):
+            yield evolve(whole, first=rows.start, beyond=rows.stop)
 
     @property
     def span(self) -> Span:
@@ -179,6 +190,13 @@ class _Rows:
         segment = self.segment
         first, beyond = segment.first + self.first * self.width, segment.first + self.beyond * self.width
         return Span(key=segment.shard.key, state=segment.states.make(segment.shard.key), first=first, beyond=beyond)
+
+    def update(self, numbers: Tensor) -> None:
+        """Do AdamW's step of whole blocks with the numbers of `step_numbers`."""
+        span, (codes, scales), shape = self.span, self._state(), (-1, self.width)
+        remainders = None if span.remainders is None else span.remainders.view(shape)
+        kept = [one[:, self.columns.blocks] for one in scales]
+        update_in_one_pass(span.weights.view(shape), remainders, span.kept_gradients.view(shape), codes, kept, numbers)
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """float32 [R, C], copies."""
@@ -190,10 +208,9 @@ class _Rows:
 
     def keep(self, moments: Sequence[Tensor], scales: Sequence[Tensor]) -> None:
         """Put moments [R, C] into the state, with scales [R, K], of which those of other columns' blocks stay."""
-        blocks = slice(self.columns.first // BLOCK, -(-self.columns.stop // BLOCK))
         for moment, scale, codes, kept, signed in zip(moments, scales, *self._state(), (True, False), strict=True):
             codes.copy_(encode(moment, scale, self.columns, signed=signed))
-            kept[:, blocks] = scale[:, blocks]
+            kept[:, self.columns.blocks] = scale[:, self.columns.blocks]
 
     def _state(self) -> tuple[list[Tensor], list[Tensor]]:
         codes = [self._taken(view) for view in self.segment.state(CODES)]

@@ -8,25 +8,13 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from rlcore_torchkit.optimizer.one_pass import divided, joined
+
 MASTER = "master_param"
-"""The name of the masters in the optimizers' state: float32 [n], or int16 [n] of what `divided` takes off."""
+"""The name of the masters in the optimizers' state: float32 [n], or int16 [n] of their remainders."""
 
 FACTOR = "gradient_factor"
 """The name of an attribute of what an optimizer updates: the number that clipping scales its gradient by, if not in place."""
-
-
-def joined(weights: Tensor, remainders: Tensor) -> Tensor:
-    """float32 [n], from bfloat16 [n] and the int16 [n] that TransformerEngine keeps with `store_param_remainders`: the lower
-    halves of the bits. Where these are negative, which is half of an upper one's last place or more, it was rounded up."""
-    upper = weights.view(torch.int16) - (remainders < 0).to(torch.int16)
-    return torch.stack((remainders, upper), dim=-1).view(torch.float32).squeeze(-1)  # the lower half comes first
-
-
-def divided(masters: Tensor) -> tuple[Tensor, Tensor]:
-    """Undo `joined`: return the parts of a joined tensor. What is no number stays so."""
-    remainders, upper = masters.unsqueeze(-1).view(torch.int16).unbind(-1)
-    is_last = upper & 0x7FFF == 0x7FFF  # of the upper halves: a NaN, which one more would make a zero
-    return (upper + ((remainders < 0) & ~is_last)).view(torch.bfloat16), remainders
 
 
 @frozen(kw_only=True, eq=False)
@@ -40,22 +28,42 @@ class Span:
     beyond: int
 
     @property
-    def gradients(self) -> Tensor:
-        """float32 [beyond - first], clipped: a view where Megatron keeps it so."""
+    def factor(self) -> float:
+        """The number that clipping scales `kept_gradients` by."""
+        found: float | None = getattr(self.key, FACTOR, None)
+        return 1.0 if found is None else found
+
+    @property
+    def kept_gradients(self) -> Tensor:
+        """[beyond - first]: a view, in the dtype that Megatron reduces in."""
         found: Any = getattr(self.key, "decoupled_grad", None)
         kept: Tensor | None = self.key.grad if found is None else found
         assert kept is not None
-        gradients, factor = kept[self.first : self.beyond].float(), getattr(self.key, FACTOR, None)
-        return gradients if factor is None else gradients * factor
+        return kept[self.first : self.beyond]
+
+    @property
+    def gradients(self) -> Tensor:
+        """float32 [beyond - first], clipped: a view where Megatron keeps it so."""
+        gradients = self.kept_gradients.float()
+        return gradients if self.factor == 1.0 else gradients * self.factor
+
+    @property
+    def weights(self) -> Tensor:
+        """[beyond - first]: a view of the key."""
+        return self.key.detach()[self.first : self.beyond]
+
+    @property
+    def remainders(self) -> Tensor | None:
+        """int16 [beyond - first], a view; None of float32 weights."""
+        return None if self.key.dtype == torch.float32 else self.state[MASTER][self.first : self.beyond]
 
     @contextmanager
     def masters(self) -> Iterator[Tensor]:
         """float32 [beyond - first], to be updated in place."""
-        weights = self.key.detach()[self.first : self.beyond]
-        if weights.dtype == torch.float32:
+        weights, remainders = self.weights, self.remainders
+        if remainders is None:
             yield weights
             return
-        remainders = self.state[MASTER][self.first : self.beyond]
         masters = joined(weights, remainders)
         yield masters
         for kept, part in zip((weights, remainders), divided(masters), strict=True):

@@ -12,9 +12,10 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 from torch import Tensor
 
-from rlcore_megatron.training.masters import MASTER, divided, joined
+from rlcore_megatron.training.masters import MASTER
 from rlcore_megatron.training.optimizer_shards import Shard, parts_of
 from rlcore_megatron.training.shard_states import MOMENTS, ShardStates
+from rlcore_torchkit.optimizer.one_pass import divided, joined
 
 
 def optimizers_of(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer]:

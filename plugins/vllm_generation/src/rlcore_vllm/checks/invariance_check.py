@@ -9,7 +9,6 @@ from rlcore_vllm.setup.config import VllmConfig
 SECTION = "generator.vllm"
 OPTION = f"{SECTION}.batch_invariant"
 OTHERWISE = {
-    "tensor_parallel": 1,
     "quantization": "none",
     "kv_cache_dtype": "auto",
     "speculative_ngram": 0,

@@ -1,11 +1,11 @@
-"""float32 masters as bfloat16 weights and what is left; what optimizers keep is compared in test_optimizer."""
+"""float32 masters as bfloat16 weights and what is left."""
 
 import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore_megatron.training.masters import divided, joined
+from rlcore_torchkit.optimizer.one_pass import divided, joined
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=50))
