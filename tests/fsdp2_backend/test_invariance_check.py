@@ -47,9 +47,10 @@ def test_other_options(invariant_context):
 
 def test_parts(invariant_context):
     assert problems(invariant_context, batch_invariant_parts=2) == []
-    found = dict(problems(invariant_context, batch_invariant_parts=3))
-    assert list(found) == ["trainer.fsdp2.batch_invariant_parts"]
-    assert "num_attention_heads" in found["trainer.fsdp2.batch_invariant_parts"]
+    assert problems(invariant_context, batch_invariant_parts=3) == [
+        ("trainer.fsdp2.batch_invariant_parts", "3, for num_attention_heads = 4"),
+        ("trainer.fsdp2.batch_invariant_parts", "3, for intermediate_size = 512"),
+    ]
     ((path, text),) = [(one.path, one.found) for one in check(invariant_context, Fsdp2Config(batch_invariant_parts=2))]
     assert (path, text) == ("trainer.fsdp2.batch_invariant_parts", "2, without batch_invariant")
 

@@ -1,8 +1,10 @@
-"""With batch-invariant kernels on both sides, log-probabilities of `vllm` are those of `fsdp2`, to the bit: engines of one GPU,
-and of two."""
+"""With batch-invariant kernels on both sides, log-probabilities of `vllm` are those of `fsdp2` and of `megatron`, to the bit:
+engines of one GPU and of two, and tensor ranks of the trainer."""
 
+import pickle
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -32,7 +34,10 @@ from rlcore.spi import (
 )
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.config import Fsdp2Config
+from rlcore_megatron.backend import MegatronBackend
+from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_torchkit.testing.models import make_tokenizer
+from rlcore_torchkit.testing.ranks import launch
 from rlcore_vllm.backend import VllmBackend
 from rlcore_vllm.setup.config import VllmConfig
 
@@ -43,6 +48,7 @@ NUM_SAMPLES, MOST_AT_ONCE = 80, 48
 """Sequences, and how many of them the engine decodes at a time: batches change all along."""
 MICROBATCHES = (7, 30, 1, 42)
 """Sequences of each."""
+Trainer: TypeAlias = Fsdp2Backend | MegatronBackend
 
 
 def ratio_loss(inputs: LossInputs, _config: None) -> LossOutput:
@@ -85,18 +91,31 @@ def ranks(request: pytest.FixtureRequest) -> int:
     return found
 
 
-@pytest.fixture(scope="module")
-def trainer(spec: ModelSpec, ranks: int) -> Iterator[Fsdp2Backend]:
-    context = TrainerContext(
+def trainer_context(spec: ModelSpec, place: RankInfo) -> TrainerContext:
+    return TrainerContext(
         model=spec,
-        rank_info=RankInfo(device="cuda"),
+        rank_info=place,
         seed=0,
         num_train_steps=10,
         needs_reference=False,
         max_sequence_length=MAX_LENGTH,
         optimizer=OptimizerSpec(learning_rate=1e-3),
     )
-    backend = Fsdp2Backend(context, Fsdp2Config(batch_invariant=True, batch_invariant_parts=ranks))
+
+
+def megatron_config(parts: int, tensor: int = 1) -> MegatronConfig:
+    sizes: dict[str, Any] = {"tensor_parallel": tensor, "context_parallel": 1, "pipeline_parallel": 1, "expert_parallel": 1}
+    return MegatronConfig(batch_invariant=True, batch_invariant_parts=parts, sequence_parallel=False, **sizes)
+
+
+@pytest.fixture(scope="module", params=["fsdp2", "megatron"])
+def trainer(request: pytest.FixtureRequest, spec: ModelSpec, ranks: int) -> Iterator[Trainer]:
+    context = trainer_context(spec, RankInfo(device="cuda"))
+    backend = (
+        Fsdp2Backend(context, Fsdp2Config(batch_invariant=True, batch_invariant_parts=ranks))
+        if request.param == "fsdp2"
+        else MegatronBackend(context, megatron_config(ranks))
+    )
     yield backend
     backend.close(CloseRequest())
 
@@ -119,7 +138,7 @@ def generator(spec: ModelSpec, ranks: int) -> Iterator[VllmBackend]:
     backend.close(CloseRequest())
 
 
-def refit(generator: VllmBackend, trainer: Fsdp2Backend, version: int) -> None:
+def refit(generator: VllmBackend, trainer: Trainer, version: int) -> None:
     export = trainer.export_weights(
         ExportWeightsRequest(weight_version=version, dtype="bfloat16", max_bucket_bytes=BUCKET_BYTES)
     )
@@ -181,22 +200,26 @@ def assert_same_bits(found: tuple[Any, ...], batches: list[TokenBatch]) -> None:
     )
 
 
-def test_recorded_log_probabilities_are_the_trainers_to_the_bit(trainer: Fsdp2Backend, generator: VllmBackend) -> None:
+def make_prompts() -> list[list[int]]:
     random = np.random.default_rng(0)
-    prompts = [random.integers(2, VOCABULARY, length).tolist() for length in random.integers(1, 600, NUM_SAMPLES)]
+    return [random.integers(2, VOCABULARY, length).tolist() for length in random.integers(1, 600, NUM_SAMPLES)]
+
+
+def request_of(batches: list[TokenBatch], temperature: float, version: int, *, entropy: bool) -> LogprobsRequest:
+    return LogprobsRequest(
+        microbatches=tuple(batches), temperature=temperature, weight_version=version, model="policy", entropy=entropy
+    )
+
+
+def test_recorded_log_probabilities_are_the_trainers_to_the_bit(trainer: Trainer, generator: VllmBackend) -> None:
+    prompts = make_prompts()
     for version, temperature in enumerate((1.0, 0.7)):
         refit(generator, trainer, version)
         result = sample(generator, prompts, SamplingParams(temperature=temperature), version)
         batches = packed(prompts, result)
         assert sum(int(batch.loss_mask.sum()) for batch in batches) == len(result.tokens) > 40 * NUM_SAMPLES
         for entropy in (False, True):
-            request = LogprobsRequest(
-                microbatches=tuple(batches),
-                temperature=temperature,
-                weight_version=version,
-                model="policy",
-                entropy=entropy,
-            )
+            request = request_of(batches, temperature, version, entropy=entropy)
             assert_same_bits(trainer.get_logprobs(request).logprobs, batches)
         counts = packed_counts(batches)
         loss = LossSpec(
@@ -217,6 +240,29 @@ def test_recorded_log_probabilities_are_the_trainers_to_the_bit(trainer: Fsdp2Ba
         assert (step.metrics["greatest"], step.metrics["least"]) == (1.0, -1.0)
         assert step.metrics["generation_kl_error"] == 0.0
         assert step.metrics["token_mult_prob_error"] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_tensor_ranks_of_megatron_have_the_bits_of_an_engines(
+    spec: ModelSpec, generator: VllmBackend, ranks: int, tmp_path: Path
+) -> None:
+    """The weights are those of the files, which each rank reads."""
+    if ranks == 1:
+        pytest.skip("needs several ranks")
+    prompts, first = make_prompts(), MegatronBackend(trainer_context(spec, RankInfo(device="cuda")), megatron_config(ranks))
+    refit(generator, first, 0)
+    first.close(CloseRequest())
+    batches = packed(prompts, sample(generator, prompts, SamplingParams(temperature=1.0), 0))
+    (tmp_path / "batches").write_bytes(pickle.dumps(batches))
+    launch(check_rank, (ranks, spec, tmp_path), ranks, timeout_s=300)
+
+
+def check_rank(rank: int, ranks: int, spec: ModelSpec, folder: Path) -> None:
+    """On each of the trainer's tensor ranks."""
+    place = RankInfo(rank=rank, world_size=ranks, local_rank=rank, device="cuda", rendezvous=f"file://{folder}/rendezvous")
+    backend = MegatronBackend(trainer_context(spec, place), megatron_config(ranks, ranks))
+    batches = pickle.loads((folder / "batches").read_bytes())
+    assert_same_bits(backend.get_logprobs(request_of(batches, 1.0, 0, entropy=False)).logprobs, batches)
+    backend.close(CloseRequest())
 
 
 def packed_counts(batches: list[TokenBatch]) -> Any:

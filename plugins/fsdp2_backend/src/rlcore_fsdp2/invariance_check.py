@@ -29,8 +29,9 @@ def batch_invariance_problems(context: CheckContext, config: Fsdp2Config) -> Ite
             )
     if context.lora is not None:
         yield option_problem("batch_invariant", "true, with [lora]", "false", "Adapters compute beside layers by other kernels")
-    problems = list(invariance_problems(OPTION, context))
+    problems = list(invariance_problems(OPTION, context, config.batch_invariant_parts))
     yield from problems
     if context.reference is not None:
-        others = invariance_problems(OPTION, evolve(context, model=context.reference, reference=None))
+        other = evolve(context, model=context.reference, reference=None)
+        others = invariance_problems(OPTION, other, config.batch_invariant_parts)
         yield from (problem for problem in others if problem not in problems)

@@ -120,14 +120,6 @@ def _quantities(config: Fsdp2Config, dims: ModelDims) -> Iterator[tuple[str, int
     yield "tensor_parallel", tensor, "vocab_size", "tokens of the vocabulary", dims.vocab_size
     if dims.num_dense_layers:
         yield "tensor_parallel", tensor, "intermediate_size", "columns of the MLP", dims.intermediate_size
-        yield (
-            "batch_invariant_parts",
-            config.batch_invariant_parts,
-            "intermediate_size",
-            "columns of the MLP",
-            dims.intermediate_size,
-        )
-    yield "batch_invariant_parts", config.batch_invariant_parts, "num_attention_heads", "attention heads", dims.num_heads
     if dims.num_experts and config.expert_parallel == 1:
         yield "tensor_parallel", tensor, "num_experts", "experts", dims.num_experts
     yield "expert_parallel", config.expert_parallel if dims.num_experts else 1, "num_experts", "experts", dims.num_experts

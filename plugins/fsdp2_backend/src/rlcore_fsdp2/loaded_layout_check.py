@@ -17,6 +17,7 @@ def check_layout(context: TrainerContext, config: Fsdp2Config) -> None:
     own_layout_problems = layout_problems if context.needs_policy else reference_layout_problems
     problems = list(own_layout_problems(config, rank_info.world_size, rank_info.device, model))
     problems += undescribed_problems(config, content, has_plan=not is_image_model(content)) if family is None else []
-    problems += invariant_model_problems(OPTION, content, context.model.path) if config.batch_invariant else []
+    if config.batch_invariant:
+        problems += invariant_model_problems(OPTION, content, context.model.path, config.batch_invariant_parts)
     if problems:
         raise ConfigError(problems)

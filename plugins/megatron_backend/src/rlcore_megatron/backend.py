@@ -17,6 +17,7 @@ from rlcore import spi
 from rlcore.spi.arrays import Float32Array
 from rlcore_megatron.checkpoints import checkpoint
 from rlcore_megatron.checkpoints.initial import load_initial
+from rlcore_megatron.checks.invariance_check import OPTION
 from rlcore_megatron.checks.multi_token_check import head_problems
 from rlcore_megatron.checks.optimizer_check import pattern_problems
 from rlcore_megatron.families.models import dims_of, find_family, load_config, standard_config
@@ -46,6 +47,7 @@ from rlcore_torchkit.adapters.lora import Dropout
 from rlcore_torchkit.adapters.peft_directory import load_reference, save_reference
 from rlcore_torchkit.distributed.device import use_device
 from rlcore_torchkit.distributed.residency import reserved_bytes
+from rlcore_torchkit.huggingface.batch_invariance import invariant_model_problems
 from rlcore_torchkit.huggingface.hf_directory import BUCKET_BYTES
 from rlcore_torchkit.layers.routing_replay import check_routing
 from rlcore_torchkit.optimizer.settings import NO_OVERRIDES, StepOverrides
@@ -95,7 +97,7 @@ class MegatronBackend:
     def _build(self) -> None:
         context, config, layout = self._context, self._config, self._parallel
         transformer = transformer_config(self._hf, config, layout, context.model.dtype, self._device.type)
-        policy = build(transformer, self._hf, layout, context.head, mtp=config.mtp)
+        policy = build(transformer, self._hf, layout, context.head, mtp=config.mtp, invariant_parts=self._invariant_parts)
         read_images(policy, self._hf, context.model)
         if config.freeze == "vision":
             freeze_vision(policy)
@@ -136,6 +138,10 @@ class MegatronBackend:
         self._factors = self._gradients = self._head_exporter = self._by_tensor = None
         self.residency = MegatronResidency(self._device, [], self._reference, None)
 
+    @property
+    def _invariant_parts(self) -> int | None:
+        return self._config.batch_invariant_parts if self._config.batch_invariant else None
+
     def _make_reference(self) -> list[PolicyModel]:
         """This rank's parts of the frozen model."""
         context, layout = self._context, self._parallel
@@ -143,7 +149,8 @@ class MegatronBackend:
         spec = context.reference or context.model
         own = self._config if context.reference is None else evolve(self._config, pretrained_checkpoint=None)
         hf = self._hf if context.reference is None else load_config(spec)
-        reference = build(transformer_config(hf, own, layout, spec.dtype, self._device.type), hf, layout)
+        transformer = transformer_config(hf, own, layout, spec.dtype, self._device.type)
+        reference = build(transformer, hf, layout, invariant_parts=self._invariant_parts)
         read_images(reference, hf, spec)
         load_initial(reference, hf, spec, own, layout)
         for model in reference:
@@ -457,6 +464,8 @@ def _layout(
         assert not isinstance(family, spi.Problem), "the model was loaded"
         trains = context.needs_policy and content is model
         problems += family_option_problems(family, config, rank_info.device, context.model.dtype, trains=trains)
+        if config.batch_invariant:
+            problems += invariant_model_problems(OPTION, content, context.model.path, config.batch_invariant_parts)
         if trains:
             problems += head_problems(family, config, content, context.model.path)
             problems += pattern_problems(context, config, family, content)

@@ -3,6 +3,7 @@
 from rlcore.spi import Provider, capabilities
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_megatron.setup.requirements import missing_requirement
+from rlcore_torchkit.huggingface.batch_invariance import shared_kernels as invariant_kernels
 from rlcore_torchkit.requirements import TRAINER_CAPABILITIES
 
 
@@ -21,6 +22,11 @@ def disabled_capabilities(config: MegatronConfig) -> frozenset[str]:
     return frozenset(disabled)
 
 
+def shared_kernels(config: MegatronConfig) -> str | None:
+    """The kernels of an engine that computes each token by the same instructions in every batch."""
+    return invariant_kernels(config.batch_invariant_parts) if config.batch_invariant else None
+
+
 PROVIDER = Provider(
     name="megatron",
     spi=(2, 0),
@@ -34,6 +40,7 @@ PROVIDER = Provider(
     devices={"cuda"},
     unavailable=missing_requirement,
     disabled_capabilities=disabled_capabilities,
+    shared_kernels=shared_kernels,
     backend="rlcore_megatron.backend:MegatronBackend",
     check="rlcore_megatron.checks.check:check",
     plan="rlcore_megatron.layouts.plan:plan",

@@ -32,8 +32,9 @@ def shared_kernels(parts: int) -> str:
     return f"vLLM's batch-invariant ({parts} ranks)" if parts > 1 else "vLLM's batch-invariant"
 
 
-def invariance_problems(option: str, context: CheckContext) -> Iterator[Problem]:
-    """Refuse a vLLM, device, model, dtype or channel that the kernels do not serve, where `option` asks for them."""
+def invariance_problems(option: str, context: CheckContext, parts: int = 1) -> Iterator[Problem]:
+    """Refuse a vLLM, device, model, dtype or channel that the kernels do not serve, where `option` asks for them; and `parts`
+    that do not divide the model."""
     version = installed_version(KERNELS.name)
     if version is None or not KERNELS.specifier.contains(version.base_version):
         remedy = f"Install it where trainer and generator run, or set {option} to false"
@@ -49,10 +50,10 @@ def invariance_problems(option: str, context: CheckContext) -> Iterator[Problem]
     file = config_file(context)
     content = read_object(file)
     if not isinstance(content, Problem):
-        yield from invariant_model_problems(option, content, str(file))
+        yield from invariant_model_problems(option, content, str(file), parts)
 
 
-def invariant_model_problems(option: str, content: Mapping[str, Any], path: str) -> Iterator[Problem]:
+def invariant_model_problems(option: str, content: Mapping[str, Any], path: str, parts: int = 1) -> Iterator[Problem]:
     """Refuse a config.json of another model than the kernels compute; `path` is the file's."""
     family = find_architecture(content, path)
     if content.get("model_type") != MODEL_TYPE or isinstance(family, Problem):
@@ -72,6 +73,12 @@ def invariant_model_problems(option: str, content: Mapping[str, Any], path: str)
         yield _model_problem(option, path, f"head_dim = {config.get('head_dim')}", f"{HEAD_DIM}")
     if config["vocab_size"] % VOCABULARY_MULTIPLE:
         yield _model_problem(option, path, f"vocab_size = {config['vocab_size']}", f"a multiple of {VOCABULARY_MULTIPLE}")
+    for key in ("num_attention_heads", "intermediate_size"):
+        if config[key] % parts:
+            remedy = "Set it to generator.vllm.tensor_parallel"
+            yield Problem(
+                path=f"{option}_parts", found=f"{parts}, for {key} = {config[key]}", expected="a divisor of it", remedy=remedy
+            )
 
 
 def _model_problem(option: str, path: str, found: str, expected: str) -> Problem:

@@ -13,6 +13,7 @@ from rlcore.schema.file_limits import expanded
 from rlcore.spi import CheckContext, ConfigError, Note, OptimizerSpec, Problem
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.checkpoints.cache_directory import cache_directory, directory_problems
+from rlcore_megatron.checks.invariance_check import batch_invariance_problems
 from rlcore_megatron.checks.multi_token_check import head_option_problems, head_problems
 from rlcore_megatron.checks.optimizer_check import optimizer_problems
 from rlcore_megatron.checks.passthrough_check import passthrough_problems
@@ -65,6 +66,7 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem | N
         *_engine_problems(context, config),
         *_replay_problems(context, config, model),
         *passthrough_problems(config, context.device, context.model.dtype, dims),
+        *batch_invariance_problems(context, config),
         *optimizer_problems(context, config, model),
         *_checkpoint_problems(config),
         *_cache_problems(context, config, model),

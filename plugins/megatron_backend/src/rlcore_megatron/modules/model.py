@@ -24,6 +24,7 @@ from rlcore_megatron.modules import delta_net, latent_attention
 from rlcore_megatron.modules.attention import FusedAttention, GridRotary, PackedAttention, PackedRotary
 from rlcore_megatron.modules.auxiliary_loss import BiasCorrectedRouter, PolicyRouter
 from rlcore_megatron.modules.grouped_products import GroupedExperts, multiply_by_all_experts_at_once
+from rlcore_megatron.modules.invariant_model import NoRotary, invariant_head, use_invariant_kernels
 from rlcore_megatron.modules.model_config import local_frequencies, rotary_frequencies, scaled_frequencies, score_scale
 from rlcore_megatron.modules.multi_token_head import MultiTokenHead, logprobs_ahead
 from rlcore_megatron.modules.packing import PackedBatch
@@ -74,7 +75,7 @@ class PolicyModel(GPTModel):
             self.vision = make_vision(hf, config)
             add_features_behind(self.decoder.layers, family)
         self._set_rotary(hf, is_latent=dims.latent is not None)
-        self._logit_cap = family.logit_cap
+        self._logit_cap, self._is_invariant = family.logit_cap, False
         if self.pre_process and family.scales_embeddings:
             scale = torch.tensor(dims.hidden_size**0.5).to(config.params_dtype).item()
             self.embedding.register_forward_hook(partial(_scaled, scale))
@@ -124,6 +125,11 @@ class PolicyModel(GPTModel):
                 rotate = partial(_rotated_locally, self.local_rotary)
                 layer.self_attention.register_forward_pre_hook(rotate, with_kwargs=True)
 
+    def use_invariant_kernels(self, hf: Any, parts: int) -> None:
+        """Compute as a batch-invariant engine of `parts` ranks does. `hf` is the transformers config."""
+        use_invariant_kernels(self.decoder, hf, parts)
+        self.rotary_pos_emb, self._is_invariant = NoRotary(), True
+
     def forward(self, *inputs: Any, packed_seq_params: PackedBatch, **options: Any) -> Tensor:
         """Return GPTModel's output, with the features of images in the places of their placeholders."""
         if self.vision is not None:
@@ -170,10 +176,11 @@ class PolicyModel(GPTModel):
         return logprobs_ahead(self._of_all_ranks(states), batch, self._head(detached=True))
 
     def _of_all_ranks(self, hidden: Tensor) -> Tensor:
-        """[S, H] of all tensor ranks' tokens, whose gradient is added up over what each computes of them."""
+        """[S, H] of all tensor ranks' tokens, whose gradient is added up over what each computes of them, unless each computes
+        all."""
         if self.config.sequence_parallel:
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True, group=self.pg_collection.tp)
-        elif self.pg_collection.tp.size() > 1:
+        elif self.pg_collection.tp.size() > 1 and not self._is_invariant:
             hidden = copy_to_tensor_model_parallel_region(hidden, group=self.pg_collection.tp)
         return hidden.squeeze(1)
 
@@ -192,6 +199,8 @@ class PolicyModel(GPTModel):
         weight = self.shared_embedding_or_output_weight() if shared else self.output_layer.weight
         weight = weight.detach() if detached else weight
         group = self.pg_collection.tp
+        if self._is_invariant:
+            return invariant_head(weight, group)
         if group.size() == 1:
             return partial(token_logprobs, weight=weight, cap=self._logit_cap)
         first = group.rank() * weight.shape[0]
@@ -218,11 +227,18 @@ def release_graphs(models: Sequence[torch.nn.Module]) -> None:
 
 
 def build(
-    config: TransformerConfig, hf: Any, layout: ParallelLayout, head: Head = "tokens", *, mtp: bool = False
+    config: TransformerConfig,
+    hf: Any,
+    layout: ParallelLayout,
+    head: Head = "tokens",
+    *,
+    mtp: bool = False,
+    invariant_parts: int | None = None,
 ) -> list[PolicyModel]:
     """This rank's model chunks of the model, in the order that interleaving runs them in, with weights that are not set.
 
-    `hf` is the transformers config; `mtp` says whether the last chunk has a multi-token head.
+    `hf` is the transformers config; `mtp` says whether the last chunk has a multi-token head. With `invariant_parts` layers
+    compute by batch-invariant kernels, as an engine of so many ranks does.
     """
     if config.num_moe_experts and config.moe_grouped_gemm:
         multiply_by_all_experts_at_once(torch.cuda.get_device_capability())
@@ -237,6 +253,8 @@ def build(
             spec.layer_specs = list(map(delta_net.in_place_of_attention, spec.layer_specs, has_delta))
         first, last = layout.is_first_stage and index == 0, layout.is_last_stage and index == layout.virtual_pipeline - 1
         model = PolicyModel(config, spec, hf, head, mtp=mtp, pre_process=first, post_process=last, vp_stage=stage)
+        if invariant_parts is not None:
+            model.use_invariant_kernels(hf, invariant_parts)
         model_chunks.append(model.to(torch.cuda.current_device()))
     _mark_experts(model_chunks, layout)
     mark_whole_weights(model_chunks)

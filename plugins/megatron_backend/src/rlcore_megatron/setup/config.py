@@ -41,6 +41,13 @@ class MegatronConfig:
     it rounds to TF32, and not with [lora]."""
     fp8: bool = False
     """Compute the linear layers in float8 (needs TransformerEngine)."""
+    batch_invariant: bool = False
+    """Compute with the kernels of an engine with `generator.vllm.batch_invariant`, for bitwise equal log-probabilities; slower.
+    Qwen3 without experts in bfloat16, on GPUs of compute capability 9, with vLLM installed beside the trainer
+    (docs/train-inference-agreement.md)."""
+    batch_invariant_parts: Positive = 1
+    """With batch_invariant, the engine's ranks: `generator.vllm.tensor_parallel`. Attention's and the MLP's last products
+    are then computed and added in as many parts as there; tensor_parallel is 1 or as many."""
     mtp: bool = False
     """Load, train and save the head that predicts the token after the next, of a model whose config.json has
     num_nextn_predict_layers = 1. The policy trains as it does without, and refits do not send the head."""

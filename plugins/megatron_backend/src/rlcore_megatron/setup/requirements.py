@@ -39,10 +39,10 @@ def transformer_engine_version() -> Version | None:
 def uses_transformer_engine(config: MegatronConfig, device: Literal["cpu", "cuda"], dtype: str) -> bool:
     """Return whether the layers are TransformerEngine's: as the section says, else where it is installed and there is a GPU.
 
-    But not in float32 unless the section says so: it rounds products to TF32.
+    But not in float32 unless the section says so: it rounds products to TF32. And not where vLLM's kernels compute.
     """
-    if config.transformer_engine is not None:
-        return config.transformer_engine
+    if config.transformer_engine is not None or config.batch_invariant:
+        return bool(config.transformer_engine)
     return device == "cuda" and (dtype != "float32" or config.fp8) and transformer_engine_version() is not None
 
 

@@ -4,7 +4,7 @@ import torch
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, apply_rotary_pos_emb
 
-from rlcore_fsdp2.invariant_kernels import multiplied_by_torch, rotary_table, rotate, silu_and_multiply
+from rlcore_torchkit.layers.invariant_kernels import multiplied_by_torch, rotary_table, rotate, silu_and_multiply
 
 CONFIG = Qwen3Config(head_dim=16, max_position_embeddings=50)
 

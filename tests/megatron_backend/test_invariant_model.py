@@ -1,0 +1,89 @@
+"""Layers that compute by batch-invariant kernels, against the ordinary ones and on two ranks; on CPU, where torch computes."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+from fsdp2_support import make_backend as make_fsdp2
+from fsdp2_support import make_config
+from megatron_invariant_cases import GROUPS, computed, run_on_two
+from megatron_support import make_backend, make_batch, split, step_request
+
+from rlcore.spi import ConfigError
+from rlcore_megatron.setup.config import MegatronConfig
+from rlcore_torchkit.testing.models import make_model
+from rlcore_torchkit.testing.ranks import launch
+
+INVARIANT = {"batch_invariant": True, "batch_invariant_parts": 2}
+KINDS = {f"Invariant{name}" for name in ("Columns", "Rows", "Norm", "Mlp", "Attention")}
+BFLOAT16_BOUND = 0.05
+"""Most relative L2 error of a gradient, as of fsdp2's."""
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of 128 tokens, and heads as wide as the kernels take."""
+    shape = {"hidden_size": 48, "num_heads": 4, "num_kv_heads": 2, "head_dim": 128}
+    folder = tmp_path_factory.mktemp("invariant") / "qwen3"
+    return make_model(folder, "qwen3", tied=request.param, alphabet="".join(map(chr, range(1, 127))), **shape)
+
+
+@pytest.fixture(scope="module")
+def on_two(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two tensor ranks found."""
+    root = tmp_path_factory.mktemp("two-ranks")
+    launch(run_on_two, (directory, root), 2, timeout_s=300)
+    return [torch.load(root / f"found-{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+def assert_near(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], bound: float) -> None:
+    assert found.keys() == expected.keys()
+    errors = {name: float((found[name] - right).norm() / right.norm()) for name, right in expected.items()}
+    assert max(errors.values()) < bound, errors
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_gradients_equal_those_of_the_ordinary_layers(directory: Path, recompute: str, on_two: list[dict[str, Any]]) -> None:
+    expected = computed(directory, "float32")
+    assert not expected["modules"] & KINDS
+    found = [computed(directory, "float32", **INVARIANT, recompute=recompute), *(each["float32"] for each in on_two)]
+    for each in found:
+        assert each["modules"] >= KINDS
+        assert each["loss"] == pytest.approx(expected["loss"], abs=1e-5)
+        assert_near(each["gradients"], expected["gradients"], 2e-6)
+
+
+def test_bfloat16_gradients_stay_near(directory: Path, on_two: list[dict[str, Any]]) -> None:
+    expected = computed(directory, "float32")["gradients"]
+    for found in (computed(directory, "bfloat16", **INVARIANT), *(each["bfloat16"] for each in on_two)):
+        assert_near(found["gradients"], expected, BFLOAT16_BOUND)
+
+
+def test_one_rank_and_two_give_the_same_bits(directory: Path, on_two: list[dict[str, Any]]) -> None:
+    """In requests and in steps; and others than without parts, which the table would not tell from rounding."""
+    one, plain = computed(directory, "bfloat16", **INVARIANT), computed(directory, "bfloat16", batch_invariant=True)
+    for found in (one, *(each["bfloat16"] for each in on_two)):
+        for name in ("before", "step"):
+            for ours, expected in zip(found[name], one["before"], strict=True):
+                assert np.array_equal(ours, expected)
+    assert any(not np.array_equal(*both) for both in zip(one["before"], plain["before"], strict=True))
+
+
+def test_the_bits_are_those_of_fsdp2(directory: Path) -> None:
+    found = computed(directory, "bfloat16", **INVARIANT)
+    trainer = make_fsdp2(directory, dtype="bfloat16", config=make_config(**INVARIANT))
+    batch = make_batch(max_length=40)
+    step = trainer.train_step(evolve(step_request(split(batch, GROUPS), batch.counts()), logprobs=True))
+    assert step.logprobs is not None
+    for ours, theirs in zip(found["step"], step.logprobs, strict=True):
+        assert np.array_equal(ours, theirs)
+
+
+def test_a_model_that_check_could_not_see_is_refused_once_it_is_loaded(tmp_path: Path) -> None:
+    other = make_model(tmp_path / "llama", "llama")
+    with pytest.raises(ConfigError) as raised:
+        make_backend(other, dtype="bfloat16", config=MegatronConfig(batch_invariant=True))
+    assert [problem.path for problem in raised.value.problems] == ["trainer.megatron.batch_invariant"]
