@@ -29,6 +29,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
         "tie_word_embeddings": False,
     },
+    "qwen3-8b": {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": False,
+    },
     "30b-a3b": {
         "model_type": "qwen3_moe",
         "vocab_size": 151936,
@@ -81,7 +92,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""Those of Qwen2-1.5B, Llama-3.1-8B and Qwen3-30B-A3B, one for CPUs, and two to try the scripts with."""
+"""Those of Qwen2-1.5B, Llama-3.1-8B, Qwen3-8B and Qwen3-30B-A3B, one for CPUs, and two to try the scripts with."""
 END_OF_TEXT = "<|endoftext|>"
 
 

@@ -1,6 +1,7 @@
 """Layers that compute by batch-invariant kernels, against the ordinary ones and on two ranks; on CPU, where torch computes."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from fsdp2_support import make_config
 from megatron_invariant_cases import GROUPS, computed, run_on_two
 from megatron_support import make_backend, make_batch, split, step_request
 
-from rlcore.spi import ConfigError
+from rlcore.spi import ConfigError, ContractError
+from rlcore_megatron.modules.invariant_model import use_invariant_kernels
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_torchkit.testing.models import make_model
 from rlcore_torchkit.testing.ranks import launch
@@ -80,6 +82,15 @@ def test_the_bits_are_those_of_fsdp2(directory: Path) -> None:
     assert step.logprobs is not None
     for ours, theirs in zip(found["step"], step.logprobs, strict=True):
         assert np.array_equal(ours, theirs)
+
+
+def test_layers_of_other_parts_are_refused() -> None:
+    """As of a Megatron-Core whose local layers are built of other classes."""
+    decoder = torch.nn.Module()
+    decoder.layers = torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Linear(2, 2))])
+    hf = SimpleNamespace(head_dim=128, rope_parameters={"rope_theta": 1e4}, max_position_embeddings=8)
+    with pytest.raises(ContractError, match="without ColumnParallelLinear, RowParallelLinear"):
+        use_invariant_kernels(decoder, hf, 1)
 
 
 def test_a_model_that_check_could_not_see_is_refused_once_it_is_loaded(tmp_path: Path) -> None:

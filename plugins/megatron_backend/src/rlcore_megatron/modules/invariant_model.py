@@ -18,6 +18,7 @@ from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel
 from megatron.core.transformer.mlp import MLP
 from torch import Tensor, nn
 
+from rlcore.spi import ContractError
 from rlcore_megatron.modules.attention import PackedAttention
 from rlcore_megatron.modules.packing import PackedBatch
 from rlcore_megatron.modules.rms_norm import PlainRMSNorm
@@ -26,9 +27,9 @@ from rlcore_torchkit.layers.invariant_kernels import scaled_logits
 from rlcore_torchkit.layers.invariant_layers import RotaryTable, linear, rms_norm, rotated_attention, silu_and_multiply
 
 
-def use_invariant_kernels(decoder: nn.Module, hf: Any, parts: int) -> None:
+def use_invariant_kernels(decoder: Any, hf: Any, parts: int) -> None:
     """Let the layers and the last norm of a Qwen3 compute by `invariant_kernels`, as engines of `parts` ranks do. `hf` is the
-    transformers config."""
+    transformers config. ContractError where Megatron's layers have other parts."""
     table = RotaryTable(hf)
     kinds = {
         ColumnParallelLinear: InvariantColumns,
@@ -43,6 +44,12 @@ def use_invariant_kernels(decoder: nn.Module, hf: Any, parts: int) -> None:
             module.table = table
         if isinstance(module, InvariantRows):
             module.parts = parts // module.tp_group.size()
+    for layer in decoder.layers:
+        found = {type(module) for module in layer.modules()}
+        if missing := [kind.__name__ for kind, own in kinds.items() if own not in found]:
+            raise ContractError(
+                f"batch_invariant: found a layer without {', '.join(missing)}; expected Megatron's local layers"
+            )
 
 
 def invariant_head(weight: Tensor, group: dist.ProcessGroup) -> HeadLogprobs:
@@ -56,7 +63,7 @@ def invariant_head(weight: Tensor, group: dist.ProcessGroup) -> HeadLogprobs:
 class NoRotary(nn.Module):
     """The rotary embedding of layers whose attention turns queries and keys itself."""
 
-    def get_rotary_seq_len(self, *_: Any) -> None:
+    def get_rotary_seq_len(self, *_: Any, **__: Any) -> None:
         """Return an argument of `forward`, which reads none."""
 
     def forward(self, *_: Any, **__: Any) -> None:
