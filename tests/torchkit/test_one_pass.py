@@ -67,7 +67,7 @@ def check_steps(device, *, narrow):
 
 @pytest.mark.parametrize("narrow", [False, True])
 def test_steps_are_those_of_operators(narrow, monkeypatch):
-    monkeypatch.setattr(one_pass, "_compiled", lambda: one_pass.update)
+    monkeypatch.setattr(one_pass, "compiled", lambda: one_pass.update)
     check_steps("cpu", narrow=narrow)
 
 
@@ -83,7 +83,7 @@ def test_steps_on_a_gpu(narrow):
 
 
 def test_columns_of_a_rank_update_their_own_scales(monkeypatch):
-    monkeypatch.setattr(one_pass, "_compiled", lambda: one_pass.update)
+    monkeypatch.setattr(one_pass, "compiled", lambda: one_pass.update)
     (codes, scales), (other_codes, other_scales) = state(columns=PART), state()
     numbers = step_numbers(SETTINGS, RATE, EPS, torch.tensor(1))
     whole, part = gradients(0), gradients(0)[:, :512].clone()

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from rlcore_torchkit.architectures.decoders import layers_of
+from rlcore_torchkit.head.float32_logits import scaled_logits
 from rlcore_torchkit.head.logprobs import HeadLogprobs, own_head
 from rlcore_torchkit.layers.attention import PackedSequences
-from rlcore_torchkit.layers.invariant_kernels import scaled_logits
 from rlcore_torchkit.layers.invariant_layers import RotaryTable, linear, rms_norm, rotated_attention, silu_and_multiply
 
 

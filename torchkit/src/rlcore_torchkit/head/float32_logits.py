@@ -1,5 +1,10 @@
 """Logits in float32, as trainer and generator compute them where both are to get the same bits."""
 
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
 from torch import Tensor
 
 
@@ -10,3 +15,21 @@ def float32_logits(states: Tensor, head: Tensor) -> Tensor:
 
         return product(states, head)
     return states.float() @ head.float().T
+
+
+def scaled_logits(states: Tensor, head: Tensor, temperature: float) -> Tensor:
+    """float32 [T, N] from states [T, K] and head [N, K], divided by the temperature."""
+    logits = float32_logits(states, head)
+    if temperature == 1.0:
+        return logits
+    if not states.is_cuda:
+        return logits / temperature
+    # Not within the kernel that normalises: a compiler makes one operation of a product and the difference behind it.
+    slots = torch.zeros(len(logits), dtype=torch.int32, device=logits.device)
+    _sampling().apply_temperature(logits, slots, torch.full((1,), temperature, device=logits.device))
+    return logits
+
+
+@cache
+def _sampling() -> Any:
+    return import_module("vllm.v1.worker.gpu.sample.gumbel")

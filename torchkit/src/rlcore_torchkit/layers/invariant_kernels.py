@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlcore_torchkit.head.float32_logits import float32_logits
 from rlcore_torchkit.layers.attention import PackedSequences
 from rlcore_torchkit.layers.packed_attention import Scores, causal_attention
 
@@ -96,19 +95,6 @@ def attention(query: Tensor, key: Tensor, value: Tensor, packed: PackedSequences
     return output
 
 
-def scaled_logits(states: Tensor, head: Tensor, temperature: float) -> Tensor:
-    """float32 [T, N] from states [T, K] and head [N, K], divided by the temperature."""
-    logits = float32_logits(states, head)
-    if temperature == 1.0:
-        return logits
-    if not states.is_cuda:
-        return logits / temperature
-    # Not within the kernel that normalises: a compiler makes one operation of a product and the difference behind it.
-    slots = torch.zeros(len(logits), dtype=torch.int32, device=logits.device)
-    _sampling().apply_temperature(logits, slots, torch.full((1,), temperature, device=logits.device))
-    return logits
-
-
 def rotary_table(head_dim: int, base: float, num_positions: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[num_positions, D]: cosines, then sines, computed on the device that they are for, as vLLM does."""
     frequencies = 1.0 / (base ** (torch.arange(0, head_dim, 2, dtype=torch.float, device=device) / head_dim))
@@ -125,11 +111,6 @@ def _kernels() -> ModuleType:
 def _operations() -> Any:
     """vLLM's own operations; importing them also registers those that have no function in Python."""
     return import_module("vllm._custom_ops")
-
-
-@cache
-def _sampling() -> Any:
-    return import_module("vllm.v1.worker.gpu.sample.gumbel")
 
 
 @cache

@@ -38,9 +38,10 @@ def linear(states: Tensor, weight: Tensor, parts: int = 1) -> Tensor:
     """[..., N] from states [..., K] and weight [N, K]: a sum of `parts` products of K / parts columns each, in their order and
     rounded at each sum, as so many tensor ranks add theirs."""
     apply: Any = _Linear.apply
-    chunks = (matrix.chunk(parts, dim=-1) for matrix in (states.flatten(0, -2), weight))
+    # Contiguous, since the kernel chooses the width of its offsets by the number of elements.
+    chunks = ([part.contiguous() for part in matrix.chunk(parts, dim=-1)] for matrix in (states.flatten(0, -2), weight))
     output: Tensor = reduce(add, map(apply, *chunks))
-    return output.view(*states.shape[:-1], -1)
+    return output.view(*states.shape[:-1], len(weight))
 
 
 def rms_norm(states: Tensor, weight: Tensor, epsilon: float) -> Tensor:

@@ -13,6 +13,9 @@ from torch import Tensor
 from rlcore_torchkit.optimizer.moments import LEAST_SCALE, Columns, code_values, first_shares
 from rlcore_torchkit.optimizer.settings import BLOCK, TensorSettings
 
+MOST_COMPILED = 64
+"""Forms of tensors that the kernel is compiled for in one process, more than there can be: torch's own limit is 8."""
+
 
 def takes(columns: Columns, device: torch.device) -> bool:
     """Return whether these columns are whole blocks on a device that the kernel is compiled for."""
@@ -39,9 +42,14 @@ def update_in_one_pass(
     numbers: Tensor,
 ) -> None:
     """Do `update` of tensors [..., C] and scales [..., C / 256], all of which are views of what is kept."""
-    blocks = [None if one is None else one.view(*scales[0].shape, BLOCK) for one in (weights, remainders, gradients, *codes)]
+    flat = [None if one is None else one.view(-1) for one in (weights, remainders, gradients, *codes)]
+    kept = [scale.reshape(-1) for scale in scales]  # of some columns, copies
     maps = [find(signed, weights.device) for find in (code_values, first_shares) for signed in (True, False)]
-    _compiled()(*blocks[:3], blocks[3:], scales, maps, numbers)
+    with torch._dynamo.config.patch(recompile_limit=MOST_COMPILED):
+        compiled()(*flat[:3], flat[3:], kept, maps, numbers)
+    for scale, own in zip(scales, kept, strict=True):
+        if not scale.is_contiguous():
+            scale.copy_(own.view(scale.shape))
 
 
 def update(
@@ -53,24 +61,24 @@ def update(
     maps: Sequence[Tensor],
     numbers: Tensor,
 ) -> None:
-    """Do AdamW's step in place (arXiv:1711.05101, algorithm 2) of blocks [..., 256] and scales [...].
+    """Do AdamW's step in place (arXiv:1711.05101, algorithm 2) of elements [256 N] and scales [N].
 
     Weights are float32, or bfloat16 beside the remainders of their masters. Codes, uint8, and scales are those of the first and
     the second moment. `maps` are what codes stand for and where they begin, of each.
     """
     factor, share, kept, added, decay, eps, rate, root = numbers.unbind()
     gradients = gradients.float() * factor
-    mean, square = (maps[i][codes[i].int()] * scales[i].unsqueeze(-1) for i in range(2))
+    mean, square = (maps[i][codes[i].int()] * scales[i].unsqueeze(-1).expand(-1, BLOCK).reshape(-1) for i in range(2))
     mean = mean + share * (gradients - mean)
     square = kept * square + added * gradients * gradients
     masters = weights if remainders is None else joined(weights, remainders)
     masters = masters - decay * masters
     masters = masters - rate * mean / (square.sqrt() / root + eps)
-    found = [moment.abs().amax(-1) for moment in (mean, square)]
-    for i, moment in enumerate((mean, square)):
-        shares = moment / found[i].clip(LEAST_SCALE).unsqueeze(-1)
-        codes[i].copy_(torch.bucketize(shares, maps[2 + i], right=True, out_int32=True))
-        scales[i].copy_(found[i])
+    for i, moment in enumerate((mean.view(-1, BLOCK), square.view(-1, BLOCK))):
+        largest = moment.abs().amax(-1)
+        shares = moment / largest.clip(LEAST_SCALE).unsqueeze(-1)
+        codes[i].copy_(torch.bucketize(shares, maps[2 + i], right=True, out_int32=True).view(-1))
+        scales[i].copy_(largest)
     if remainders is None:
         weights.copy_(masters)
     else:
@@ -95,5 +103,6 @@ def divided(masters: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def _compiled() -> Any:
+def compiled() -> Any:
+    """`update` as a compiler makes it: one kernel on a GPU, for all sizes."""
     return torch.compile(update, fullgraph=True, dynamic=True)

@@ -22,8 +22,8 @@ from rlcore.spi import ContractError
 from rlcore_megatron.modules.attention import PackedAttention
 from rlcore_megatron.modules.packing import PackedBatch
 from rlcore_megatron.modules.rms_norm import PlainRMSNorm
+from rlcore_torchkit.head.float32_logits import scaled_logits
 from rlcore_torchkit.head.logprobs import HeadLogprobs, token_logprobs
-from rlcore_torchkit.layers.invariant_kernels import scaled_logits
 from rlcore_torchkit.layers.invariant_layers import RotaryTable, linear, rms_norm, rotated_attention, silu_and_multiply
 
 

@@ -15,7 +15,14 @@ OTHERWISE = {
     "speculative_model": None,
 }
 """The values that other options need: with others, other kernels compute."""
-DECIDED = ("attention_backend", "attention_config", "compilation_config", "hf_overrides", "optimization_level")
+DECIDED = (
+    "attention_backend",
+    "attention_config",
+    "compilation_config",
+    "decode_context_parallel_size",
+    "hf_overrides",
+    "optimization_level",
+)
 """Arguments of the table `engine` that choose kernels, or change the model that they are for."""
 
 
