@@ -196,7 +196,8 @@ def figures(work: Work, steps: list[dict[str, float]]) -> dict[str, float]:
     own["tokens_per_s"] = tokens / own["total"] / devices
     own["train_share"] = 3 * forward / own["train"] / devices / PEAK_FLOPS
     passes = 1 + (work.num_updates - 1) / work.num_updates * (work.previous_logprobs == "trainer")
-    own["logprobs_share"] = passes * forward / own["logprobs"] / devices / PEAK_FLOPS
+    if own["logprobs"]:  # none without a reference where the generator's serve as the policy's
+        own["logprobs_share"] = passes * forward / own["logprobs"] / devices / PEAK_FLOPS
     return own
 
 
@@ -217,7 +218,8 @@ def report(work: Work, directory: Path, *, is_shared: bool) -> None:
         shown = "".join(f"{own[name]:>11.2f}" for name in COLUMNS)
         shown += f"{own['mean_tokens']:>11.1f}{own['tokens_per_s']:>11,.0f}"
         on_gpu = work.device == "cuda"
-        shown += "".join(f"{own[name]:>11.1%}" if on_gpu else f"{'-':>11}" for name in ("train_share", "logprobs_share"))
+        shares = (own.get(name) for name in ("train_share", "logprobs_share"))
+        shown += "".join(f"{share:>11.1%}" if on_gpu and share is not None else f"{'-':>11}" for share in shares)
         print(f"{f'rlcore, means of {len(steps)} steps':34}{shown}")
         idle = {f"{name} devices": own[f"{name}_idle"] for name in ("trainer", "generator")}
         if is_shared:  # what is not the idle time of both is the work of one

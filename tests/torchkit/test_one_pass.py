@@ -57,7 +57,8 @@ def check_steps(device, *, narrow):
         found = joined(weights, remainders) if narrow else weights
         torch.testing.assert_close(found, masters, rtol=1e-6, atol=2e-5 * RATE)
         for ours, theirs in zip(own_scales, scales, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0.0)
+            # On a GPU torch takes 1 - 0.999 in float32, which is 1.3e-5 of it too much.
+            torch.testing.assert_close(ours, theirs, rtol=2e-5 if device == "cuda" else 1e-6, atol=0.0)
         for ours, theirs in zip(own_codes, codes, strict=True):
             difference = (ours.int() - theirs.int()).abs()
             assert difference.max() <= 1
