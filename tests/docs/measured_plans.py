@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
-from rlcore.spi import PlanContext, PlanOption
+from rlcore.spi import OptimizerSpec, PlanContext, PlanOption
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.plan import plan as plan_fsdp2
 from rlcore_megatron.layouts.plan import plan as plan_megatron
@@ -52,6 +52,7 @@ class Measured:
     updates: int = 1
     has_logprobs: bool = False
     """Log-probabilities of a reference, and of the policy for later updates."""
+    optimizer: OptimizerSpec = OptimizerSpec()
     policy_by_trainer: bool = True
     """Whether the policy's are the trainer's; else they are the generator's, which has them."""
     max_staleness: int = 0
@@ -82,6 +83,7 @@ class Measured:
             max_sequence_length=int(self.prompt) + self.limit,
             max_microbatch_tokens=self.microbatch,
             updates=self.updates,
+            optimizer=self.optimizer,
             policy_passes=(self.updates - 1) / self.updates if self.has_logprobs and self.policy_by_trainer else 0.0,
             reference_passes=float(self.has_logprobs),
             reference=model if self.has_logprobs else None,
@@ -123,6 +125,13 @@ IN_8_BITS: Mapping[str, Any] = {
     "num_sequences": 256,
     "policy_by_trainer": False,
     "source": HEADLINE_SECTION,
+}
+ONE_GPU: Mapping[str, Any] = {
+    "source": HEADLINE_SECTION,
+    "shape": "8b",
+    "gpus": "1xH200",
+    "config": MegatronConfig(**NO_SIZES, recompute="full", ddp=BFLOAT16_GRADIENTS),
+    "optimizer": OptimizerSpec(moments="8bit"),
 }
 OF_EXPERTS: Mapping[str, Any] = {
     **HEADLINE,
@@ -223,6 +232,28 @@ MEASURED = (
         max_staleness=1,
         step_s=36.0,
         **IN_8_BITS,
+    ),
+    Measured(
+        name="GRPO step, 8B, `megatron`, moments in 8 bits, recomputed, engine in 8 bits",
+        engine=VllmConfig(quantization="fp8", kv_cache_dtype="fp8"),
+        num_sequences=256,
+        mean=809,
+        microbatch=4096,
+        step_s=50.2,
+        **{**HEADLINE, "has_logprobs": False},
+        **ONE_GPU,
+    ),
+    Measured(
+        name="GRPO step of two sequences of 131,072, 8B, `megatron`, moments in 8 bits, recomputed",
+        engine=VllmConfig(),
+        num_sequences=2,
+        samples=2,
+        prompt=126976.0,
+        mean=2123,
+        limit=4096,
+        microbatch=131072,
+        step_s=166.2,
+        **ONE_GPU,
     ),
     Measured(
         name="GRPO step, 1.5B, `fsdp2`, two GPUs",

@@ -102,3 +102,19 @@ def test_an_optimizer_on_the_host_takes_as_long_as_it_was_measured_to() -> None:
     host = {**aware, "optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0}
     (plain,), (offloaded,) = (plan(context, MegatronConfig(**sizes, optimizer=table)) for table in (aware, host))
     assert offloaded.seconds["training"] - plain.seconds["training"] == pytest.approx(2.124 - 0.710, rel=0.1)
+
+
+def test_batch_invariant_layouts_are_those_that_checks_take() -> None:
+    """By layers that are not TransformerEngine's, with the whole head on every tensor rank."""
+    model = {**CONTEXT.model, "model_type": "qwen3", "head_dim": 128}
+    context = evolve(CONTEXT, model=model, dtype="bfloat16")
+    config = MegatronConfig(batch_invariant=True, batch_invariant_parts=2, sequence_parallel=False)
+    found, plain = plan(context, config), plan(context, MegatronConfig(sequence_parallel=False))
+    sizes = {(option.options["tensor_parallel"], option.options["context_parallel"]) for option in found}
+    assert sizes == {(1, 1), (2, 1)}
+    divided, other = (
+        next(one for one in options if one.options["tensor_parallel"] == 2 and one.options["context_parallel"] == 1)
+        for options in (found, plain)
+    )
+    assert divided.memory["logits"] > other.memory["logits"] + 4 * model["vocab_size"] * model["hidden_size"]
+    assert divided.memory["activations"] > other.memory["activations"]

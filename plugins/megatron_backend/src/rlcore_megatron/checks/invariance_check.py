@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from attrs import evolve
 
 from rlcore.spi import CheckContext, Problem
-from rlcore_megatron.layouts.layout_check import SECTION, option_problem
+from rlcore_megatron.layouts.layout_check import SECTION, invariant_size_problems, option_problem
 from rlcore_megatron.setup.config import MegatronConfig
 from rlcore_torchkit.huggingface.batch_invariance import invariance_problems
 
@@ -27,7 +27,7 @@ def batch_invariance_problems(context: CheckContext, config: MegatronConfig) -> 
         if found not in allowed:
             said = f"{found}".lower() if isinstance(found, bool) else ", ".join(found)
             yield option_problem(option, f"{said}, with batch_invariant", f"{allowed[-1] or 'nothing'}".lower(), remedy)
-    yield from _size_problems(context, config)
+    yield from invariant_size_problems(config, context.world_size)
     if context.lora is not None:
         yield option_problem("batch_invariant", "true, with [lora]", "false", "Adapters compute beside layers by other kernels")
     problems = list(invariance_problems(OPTION, context, parts))
@@ -35,18 +35,3 @@ def batch_invariance_problems(context: CheckContext, config: MegatronConfig) -> 
     if context.reference is not None:
         others = invariance_problems(OPTION, evolve(context, model=context.reference, reference=None), parts)
         yield from (problem for problem in others if problem not in problems)
-
-
-def _size_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Problem]:
-    """Refuse ranks that share tokens, and other tensor ranks than one or the engine's."""
-    if context.world_size == 1:
-        return
-    tensor, parts = config.tensor_parallel, config.batch_invariant_parts
-    if tensor not in (1, parts):
-        expected = " or ".join(map(str, dict.fromkeys((1, parts))))
-        remedy = "Or set batch_invariant_parts to generator.vllm.tensor_parallel"
-        yield option_problem("tensor_parallel", f"{tensor}, with batch_invariant", expected, remedy)
-    if config.context_parallel != 1:
-        yield option_problem("context_parallel", f"{config.context_parallel}, with batch_invariant", "1")
-    if tensor != 1 and config.sequence_parallel:
-        yield option_problem("sequence_parallel", f"true, with batch_invariant and tensor_parallel {tensor}", "false")

@@ -93,6 +93,21 @@ def family_option_problems(
         yield option_problem("transformer.moe_aux_loss_coeff", found, "no such key", remedy)
 
 
+def invariant_size_problems(config: MegatronConfig, world_size: int) -> Iterator[Problem]:
+    """Refuse ranks that share tokens, and other tensor ranks than one or the engine's, beside `batch_invariant`."""
+    if world_size == 1:
+        return
+    tensor, parts = config.tensor_parallel, config.batch_invariant_parts
+    if tensor not in (1, parts):
+        expected = " or ".join(map(str, dict.fromkeys((1, parts))))
+        remedy = "Or set batch_invariant_parts to generator.vllm.tensor_parallel"
+        yield option_problem("tensor_parallel", f"{tensor}, with batch_invariant", expected, remedy)
+    if config.context_parallel != 1:
+        yield option_problem("context_parallel", f"{config.context_parallel}, with batch_invariant", "1")
+    if tensor != 1 and config.sequence_parallel:
+        yield option_problem("sequence_parallel", f"true, with batch_invariant and tensor_parallel {tensor}", "false")
+
+
 def _shared_index_problems(family: MegatronFamily, config: MegatronConfig) -> Iterator[Problem]:
     """Parts of the pipeline that begin with a layer that takes another's keys."""
     if all(family.indexed) or config.pipeline_parallel == "auto":

@@ -228,8 +228,11 @@ def _float8_bytes(dims: ModelDims, config: MegatronConfig) -> float:
 def _logits_bytes(dims: ModelDims, config: MegatronConfig, load: Workload) -> int:
     family = load.family
     is_capped = not isinstance(family, Problem) and family.logit_cap is not None
-    elements = min(LOGITS_ELEMENTS, load.tokens * dims.vocab_size // int(config.tensor_parallel))
-    return elements * (LOGITS_BYTES + (SLOPE_BYTES if is_capped else 0))
+    tensor = int(config.tensor_parallel)
+    elements = min(LOGITS_ELEMENTS, load.tokens * dims.vocab_size // (1 if config.batch_invariant else tensor))
+    # Each rank has the whole head then, its gradient in float32, and that in bfloat16.
+    head = 8 * dims.vocab_size * dims.hidden_size if config.batch_invariant and tensor > 1 else 0
+    return elements * (LOGITS_BYTES + (SLOPE_BYTES if is_capped else 0)) + head
 
 
 def _activation_elements(dims: ModelDims, config: MegatronConfig, load: Workload) -> float:

@@ -10,7 +10,12 @@ from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.families.models import FAMILIES
 from rlcore_megatron.layouts.auto_layout import candidate_sizes, choose
 from rlcore_megatron.layouts.float8_share import weight_gradients_are_narrow, wide_layers
-from rlcore_megatron.layouts.layout_check import AUTO_SIZES, layout_problems, reference_layout_problems
+from rlcore_megatron.layouts.layout_check import (
+    AUTO_SIZES,
+    invariant_size_problems,
+    layout_problems,
+    reference_layout_problems,
+)
 from rlcore_megatron.layouts.memory import Estimate, Workload, adapter_parameters, estimate
 from rlcore_megatron.layouts.optimizer_memory import share_on_host
 from rlcore_megatron.setup.config import MegatronConfig
@@ -40,7 +45,7 @@ def plan(context: PlanContext, config: MegatronConfig) -> Sequence[PlanOption]:
     reference = None if context.reference is None else planned_model(context.reference, FAMILIES)
     if config.transformer_engine is None and (context.lora is not None or not context.as_configured):
         # The machine that plans need not have it; the one that trains should.
-        config = evolve(config, transformer_engine=context.lora is None)
+        config = evolve(config, transformer_engine=context.lora is None and not config.batch_invariant)
     load = Workload(
         world_size=context.world_size,
         model=model.config,
@@ -69,6 +74,8 @@ def _changed(context: PlanContext, model: PlannedModel, config: MegatronConfig, 
             continue
         changed = evolve(config, **changes, recompute=recompute)
         if layout_problems(changed, context.world_size, "cuda", model.config, load.family):
+            continue
+        if config.batch_invariant and any(invariant_size_problems(changed, context.world_size)):
             continue
         if not reference_layout_problems(changed, context.world_size, "cuda", load.reference, load.reference_family):
             yield changed
