@@ -1,5 +1,7 @@
 """Layers that compute by batch-invariant kernels, against the ordinary ones and on two ranks; on CPU, where torch computes."""
 
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +36,12 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="module")
+def step_of(directory: Path) -> Callable[..., dict[str, Any]]:
+    """A function (dtype, options) -> what one process finds, once for the same."""
+    return cache(partial(computed, directory))
+
+
+@pytest.fixture(scope="module")
 def on_two(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two tensor ranks found."""
     root = tmp_path_factory.mktemp("two-ranks")
@@ -48,25 +56,27 @@ def assert_near(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
-def test_gradients_equal_those_of_the_ordinary_layers(directory: Path, recompute: str, on_two: list[dict[str, Any]]) -> None:
-    expected = computed(directory, "float32")
+def test_gradients_equal_those_of_the_ordinary_layers(
+    step_of: Callable[..., dict[str, Any]], recompute: str, on_two: list[dict[str, Any]]
+) -> None:
+    expected = step_of("float32")
     assert not expected["modules"] & KINDS
-    found = [computed(directory, "float32", **INVARIANT, recompute=recompute), *(each["float32"] for each in on_two)]
+    found = [step_of("float32", **INVARIANT, recompute=recompute), *(each["float32"] for each in on_two)]
     for each in found:
         assert each["modules"] >= KINDS
         assert each["loss"] == pytest.approx(expected["loss"], abs=1e-5)
         assert_near(each["gradients"], expected["gradients"], 2e-6)
 
 
-def test_bfloat16_gradients_stay_near(directory: Path, on_two: list[dict[str, Any]]) -> None:
-    expected = computed(directory, "float32")["gradients"]
-    for found in (computed(directory, "bfloat16", **INVARIANT), *(each["bfloat16"] for each in on_two)):
+def test_bfloat16_gradients_stay_near(step_of: Callable[..., dict[str, Any]], on_two: list[dict[str, Any]]) -> None:
+    expected = step_of("float32")["gradients"]
+    for found in (step_of("bfloat16", **INVARIANT), *(each["bfloat16"] for each in on_two)):
         assert_near(found["gradients"], expected, BFLOAT16_BOUND)
 
 
-def test_one_rank_and_two_give_the_same_bits(directory: Path, on_two: list[dict[str, Any]]) -> None:
+def test_one_rank_and_two_give_the_same_bits(step_of: Callable[..., dict[str, Any]], on_two: list[dict[str, Any]]) -> None:
     """In requests and in steps; and others than without parts, which the table would not tell from rounding."""
-    one, plain = computed(directory, "bfloat16", **INVARIANT), computed(directory, "bfloat16", batch_invariant=True)
+    one, plain = step_of("bfloat16", **INVARIANT), step_of("bfloat16", batch_invariant=True)
     for found in (one, *(each["bfloat16"] for each in on_two)):
         for name in ("before", "step"):
             for ours, expected in zip(found[name], one["before"], strict=True):
@@ -74,8 +84,8 @@ def test_one_rank_and_two_give_the_same_bits(directory: Path, on_two: list[dict[
     assert any(not np.array_equal(*both) for both in zip(one["before"], plain["before"], strict=True))
 
 
-def test_the_bits_are_those_of_fsdp2(directory: Path) -> None:
-    found = computed(directory, "bfloat16", **INVARIANT)
+def test_the_bits_are_those_of_fsdp2(directory: Path, step_of: Callable[..., dict[str, Any]]) -> None:
+    found = step_of("bfloat16", **INVARIANT)
     trainer = make_fsdp2(directory, dtype="bfloat16", config=make_config(**INVARIANT))
     batch = make_batch(max_length=40)
     step = trainer.train_step(evolve(step_request(split(batch, GROUPS), batch.counts()), logprobs=True))
