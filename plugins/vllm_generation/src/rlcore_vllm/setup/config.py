@@ -58,9 +58,9 @@ class VllmConfig:
     enforce_eager: bool | None = None
     """True: run the model without compilation and CUDA graphs. None: true on CPU, false on CUDA."""
     batch_invariant: bool = False
-    """vLLM's batch-invariant mode: each token is computed by the same instructions in any batch, without compiled graphs;
-    slower. With `trainer.fsdp2.batch_invariant` log-probabilities equal the trainer's bitwise. Qwen3 without experts in
-    bfloat16, on GPUs of compute capability 9 (docs/train-inference-agreement.md)."""
+    """vLLM's batch-invariant mode: each token is computed by the same instructions in any batch, without torch.compile;
+    slower. With the same option of `fsdp2` or `megatron` log-probabilities equal the trainer's bitwise. Qwen3 without experts
+    in bfloat16, on GPUs of compute capability 9 (docs/train-inference-agreement.md)."""
     prefix_caching: bool = True
     """Share the KV cache of equal prompt beginnings, such as the samples of one prompt."""
     quantization: Literal["none", "fp8", "fp8_per_block"] = "none"
