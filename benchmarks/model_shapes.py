@@ -92,7 +92,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""Those of Qwen2-1.5B, Llama-3.1-8B, Qwen3-8B and Qwen3-30B-A3B, one for CPUs, and two to try the scripts with."""
+"""Shapes of Qwen2-1.5B, Llama-3.1-8B, Qwen3-8B and Qwen3-30B-A3B, one for CPUs, and two to try the scripts with."""
 END_OF_TEXT = "<|endoftext|>"
 
 

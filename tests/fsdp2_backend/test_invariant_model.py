@@ -16,7 +16,7 @@ BFLOAT16_BOUND = 0.05
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """Of 128 tokens, and heads as wide as the kernels take."""
+    """A model of 128 tokens, with heads as wide as the kernels take."""
     shape = {"hidden_size": 48, "num_heads": 2, "num_kv_heads": 1, "head_dim": 128}
     alphabet = "".join(map(chr, range(1, 127)))
     return make_model(tmp_path_factory.mktemp("invariant") / "qwen3", "qwen3", tied=False, alphabet=alphabet, **shape)

@@ -150,7 +150,7 @@ def test_gradients_are_scaled_where_their_norm_exceeds_the_limit(max_norm, facto
 
 
 def test_one_pass_is_the_step_by_operators(monkeypatch):
-    """Of a matrix whose rows are whole blocks, and of one whose rows are not."""
+    """Matrices with rows of whole blocks, and with other rows."""
     spec, calls = evolve(SPEC, moments="8bit"), []
 
     def counted(*arguments):

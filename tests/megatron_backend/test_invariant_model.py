@@ -29,7 +29,7 @@ BFLOAT16_BOUND = 0.05
 
 @pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of 128 tokens, and heads as wide as the kernels take."""
+    """A model of 128 tokens, with heads as wide as the kernels take."""
     shape = {"hidden_size": 48, "num_heads": 4, "num_kv_heads": 2, "head_dim": 128}
     folder = tmp_path_factory.mktemp("invariant") / "qwen3"
     return make_model(folder, "qwen3", tied=request.param, alphabet="".join(map(chr, range(1, 127))), **shape)
@@ -43,7 +43,7 @@ def step_of(directory: Path) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def on_two(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two tensor ranks found."""
+    """Findings of each of two tensor ranks."""
     root = tmp_path_factory.mktemp("two-ranks")
     launch(run_on_two, (directory, root), 2, timeout_s=300)
     return [torch.load(root / f"found-{rank}.pt", weights_only=False) for rank in range(2)]
@@ -95,7 +95,7 @@ def test_the_bits_are_those_of_fsdp2(directory: Path, step_of: Callable[..., dic
 
 
 def test_layers_of_other_parts_are_refused() -> None:
-    """As of a Megatron-Core whose local layers are built of other classes."""
+    """Layers of a Megatron-Core that builds local ones of other classes."""
     decoder = torch.nn.Module()
     decoder.layers = torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Linear(2, 2))])
     hf = SimpleNamespace(head_dim=128, rope_parameters={"rope_theta": 1e4}, max_position_embeddings=8)

@@ -105,7 +105,7 @@ def test_an_optimizer_on_the_host_takes_as_long_as_it_was_measured_to() -> None:
 
 
 def test_batch_invariant_layouts_are_those_that_checks_take() -> None:
-    """By layers that are not TransformerEngine's, with the whole head on every tensor rank."""
+    """Layers are not TransformerEngine's, and every tensor rank has the whole head."""
     model = {**CONTEXT.model, "model_type": "qwen3", "head_dim": 128}
     context = evolve(CONTEXT, model=model, dtype="bfloat16")
     config = MegatronConfig(batch_invariant=True, batch_invariant_parts=2, sequence_parallel=False)

@@ -1,4 +1,4 @@
-"""With batch-invariant kernels on both sides, log-probabilities of `vllm` are those of `fsdp2` and of `megatron`, to the bit:
+"""Log-probabilities of `vllm` are those of `fsdp2` and of `megatron`, to the bit, by batch-invariant kernels on both sides:
 engines of one GPU and of two, and tensor ranks of the trainer."""
 
 import pickle

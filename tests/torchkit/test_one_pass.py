@@ -46,7 +46,7 @@ def by_operators(masters, codes, scales, number):
 
 
 def check_steps(device, *, narrow):
-    """Of each pair: masters, codes and scales after every step; codes within one, where rounding decides."""
+    """Compare masters, codes and scales after every step; codes within one, where rounding decides."""
     masters = gradients(0)
     (own_codes, own_scales), (codes, scales) = state(device), state()
     weights, remainders = divided(masters.to(device)) if narrow else (masters.to(device, copy=True), None)

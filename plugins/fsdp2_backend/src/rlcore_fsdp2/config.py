@@ -37,8 +37,8 @@ class Fsdp2Config:
     Qwen3 without experts in bfloat16, on GPUs of compute capability 9, with vLLM installed beside the trainer
     (docs/train-inference-agreement.md)."""
     batch_invariant_parts: Positive = 1
-    """With batch_invariant: `generator.vllm.tensor_parallel`. Products of o_proj and down_proj are computed in so many parts,
-    and added in the order of the engine's ranks."""
+    """Number of the engine's ranks, `generator.vllm.tensor_parallel`; needs batch_invariant. Products of o_proj and down_proj
+    are computed in as many parts, and added in the order of ranks."""
     activation_checkpointing: bool = False
     """Keep only each layer's input for the backward pass and compute the layer again: less memory, a third more work."""
     compile_layers: bool = False

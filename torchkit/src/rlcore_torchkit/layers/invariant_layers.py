@@ -1,4 +1,4 @@
-"""What a Qwen3's layers compute by `invariant_kernels`, with gradients of the same functions by torch.
+"""Functions of a Qwen3's layers by `invariant_kernels`, with gradients of the same functions by torch.
 
 Shapes: T tokens, H heads, D head dimension, K and N sides of a matrix.
 """
@@ -38,9 +38,7 @@ def linear(states: Tensor, weight: Tensor, parts: int = 1) -> Tensor:
     """[..., N] from states [..., K] and weight [N, K]: a sum of `parts` products of K / parts columns each, in their order and
     rounded at each sum, as so many tensor ranks add theirs."""
     apply: Any = _Linear.apply
-    # Contiguous, since the kernel chooses the width of its offsets by the number of elements.
-    chunks = ([part.contiguous() for part in matrix.chunk(parts, dim=-1)] for matrix in (states.flatten(0, -2), weight))
-    output: Tensor = reduce(add, map(apply, *chunks))
+    output: Tensor = apply(states.flatten(0, -2), weight, parts)
     return output.view(*states.shape[:-1], len(weight))
 
 
@@ -70,19 +68,21 @@ def rotated_attention(
 
 
 class _Linear(Function):
-    """[T, N] from states [T, K] and weight [N, K]."""
+    """[T, N] from states [T, K] and weight [N, K], with the gradient of one product."""
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, states: Tensor, weight: Tensor, parts: int) -> Tensor:
         ctx.save_for_backward(states, weight)
-        return kernels.linear(states, weight)
+        # Contiguous, since the kernel chooses the width of its offsets by the number of elements.
+        chunks = ([part.contiguous() for part in matrix.chunk(parts, dim=-1)] for matrix in (states, weight))
+        return reduce(add, map(kernels.linear, *chunks))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         states, weight = ctx.saved_tensors
-        needs_states, needs_weight = ctx.needs_input_grad
-        return gradient @ weight if needs_states else None, gradient.T @ states if needs_weight else None
+        needs_states, needs_weight, _ = ctx.needs_input_grad
+        return gradient @ weight if needs_states else None, gradient.T @ states if needs_weight else None, None
 
 
 class _Computed(Function):

@@ -46,8 +46,9 @@ class MegatronConfig:
     Qwen3 without experts in bfloat16, on GPUs of compute capability 9, with vLLM installed beside the trainer
     (docs/train-inference-agreement.md)."""
     batch_invariant_parts: Positive = 1
-    """With batch_invariant: `generator.vllm.tensor_parallel`. Products of o_proj and down_proj are computed in so many parts,
-    and added in the order of the engine's ranks. tensor_parallel is 1 or as many, then without sequence_parallel."""
+    """Number of the engine's ranks, `generator.vllm.tensor_parallel`; needs batch_invariant. Products of o_proj and down_proj
+    are computed in as many parts, and added in the order of ranks. tensor_parallel is 1, or as many without
+    sequence_parallel."""
     mtp: bool = False
     """Load, train and save the head that predicts the token after the next, of a model whose config.json has
     num_nextn_predict_layers = 1. The policy trains as it does without, and refits do not send the head."""
